@@ -22,8 +22,7 @@ from fp8doctor.errors import UserError, has_torch, torch_line
 from fp8doctor.facts import Facts, Ranks, recorded
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.files import digest
-from fp8doctor.running.launch import Run as Running
-from fp8doctor.running.launch import checked_script
+from fp8doctor.running.launch import checked_script, run_script
 from fp8doctor.running.rank_reports import RankReports, rank_place
 from fp8doctor.running.script_messages import ScriptState, WatchOptions
 from fp8doctor.stages import BUDGET_S, STEPS, WARMUP
@@ -172,8 +171,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
 
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else RankReports(place)
-    run = Running(script, settings, say, early, report, others)
-    return run.below() if gated else run.beside()
+    return run_script(script, settings, gated=gated, say=say, early=early, report=report, others=others)
 
 
 def checked_health(options: dict[str, Any], script: Path | None) -> str | None:

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -72,11 +71,6 @@ class Script:
             return os.path.abspath("")
         return os.path.realpath(self.file if self.file.is_dir() else self.file.parent)
 
-    @property
-    def command(self) -> list[str]:
-        """Return the command that runs the script with this interpreter's options."""
-        return [sys.executable, *interpreter_options(sys.orig_argv), *self.arguments]
-
 
 def interpreter_options(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the interpreter's options: those before a script, ``-m`` or ``-c``."""
@@ -110,133 +104,123 @@ def checked_script(arguments: Sequence[str]) -> Script:
     return script
 
 
-class _Pipes(NamedTuple):
-    """The script's pipe for messages, and the one that closes when the report is written."""
+def run_script(
+    script: Script,
+    settings: WatchOptions,
+    *,
+    gated: bool,
+    say: Callable[[str], object],
+    early: Callable[[ScriptState, int], object],
+    report: Callable[[ScriptState], int],
+    others: RankReports | None,
+) -> int:
+    """Run a script and report on it in another process. Returns the exit code.
 
-    read: int
-    write: int
-    wait: int
-    reported: int
-
-    def become_script(self, script: Script, settings: WatchOptions) -> None:
-        """Replace this process by the script. Returns only by raising `UserError`."""
-        for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
-            if stream is None:  # closed: Python has opened a stand-in
-                os.close(number)
-        os.close(self.read)
-        os.close(self.reported)
-        os.set_inheritable(self.write, True)
-        os.set_inheritable(self.wait, True)
-        package = Path(fp8doctor.__file__).resolve().parent
-        python_path = os.environ.get("PYTHONPATH")
-        request = {
-            "channel": self.write,
-            "reported": self.wait,
-            "home": str(package.parent),
-            "folder": script.folder,
-            "python_path": python_path,
-            "settings": settings._asdict(),
-        }
-        folder = str(package / "running" / "startup")
-        environment = {
-            **os.environ,
-            "FP8DOCTOR_RUN": json.dumps(request),
-            "PYTHONPATH": os.pathsep.join([folder, *([python_path] if python_path else [])]),
-        }
-        try:
-            os.execve(sys.executable, script.command, environment)
-        except OSError as error:
-            raise UserError(
-                f"cannot start {sys.executable}: {error.strerror or error}; the script did not run"
-            ) from None
-
-    def close_scripts_ends(self) -> None:
-        os.close(self.write)
-        os.close(self.wait)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A script to run, and what is told of it."""
-
-    script: Script
-    settings: WatchOptions
-    say: Callable[[str], object]
-    """Shows a line of progress."""
-    early: Callable[[ScriptState, int], object]
-    """Reports while the script runs, after this many steps."""
-    report: Callable[[ScriptState], int]
-    """Completes the report; returns the exit code."""
-    others: RankReports | None = None
-    """The job's other processes, if any."""
-
-    def beside(self) -> int:
-        """Become the script. A second process listens and reports, and exits."""
-        pipes, process = _Pipes(*pipe(), *pipe()), os.getpid()
-        _flush()
+    This process becomes the script, and a second one listens, reports and exits; if ``gated``, the script is
+    a child, whose failure or the report's code is returned. ``say`` shows a line of progress, ``early``
+    reports while the script runs, after so many steps, ``report`` completes the report and returns a code.
+    ``others`` are the job's other processes, if any.
+    """
+    (read, write), (wait, reported), process = pipe(), pipe(), os.getpid()
+    _flush()
+    if gated:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))
+        if not (process := os.fork()):
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _become_script(script, settings, write, wait)
+        threading.Thread(target=_forward_signals, args=(process,), daemon=True).start()
+        stdout = os.dup(1)
+    else:
         if child := os.fork():
             os.waitpid(child, 0)
-            pipes.become_script(self.script, self.settings)
+            _become_script(script, settings, write, wait)
         os.setsid()
         if os.fork():  # else the script's os.wait() would return it
             os._exit(0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        pipes.close_scripts_ends()
-        os.dup2(2, 1)  # stdout is the script's
-        state = self._listen(pipes.read, process)
-        if self.others is not None:
-            if state.error is not None:  # its launcher names the first rank that ended
-                os.close(pipes.reported)
-            self.others.ended(state, patient=False)
-        return self.report(state)
+    os.close(write)
+    os.close(wait)
+    os.dup2(2, 1)  # stdout is the script's
+    state = _listened(read, process, say, early, others)
+    if others is not None:
+        if state.error is not None and not gated:  # its launcher names the first rank that ended
+            os.close(reported)
+        others.ended(state, patient=gated)
+    code = report(state)
+    if not gated:
+        return code
+    os.dup2(stdout, 1)
+    os.close(reported)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if status < 0:
+        _die_of(-status)
+    return status or code
 
-    def below(self) -> int:
-        """Run the script as a child, and report; return its failure or the report's code."""
-        pipes = _Pipes(*pipe(), *pipe())
-        _flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))
-        child = os.fork()
-        if not child:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            pipes.become_script(self.script, self.settings)
-        threading.Thread(target=_forward_signals, args=(child,), daemon=True).start()
-        pipes.close_scripts_ends()
-        stdout = os.dup(1)
-        os.dup2(2, 1)
-        state = self._listen(pipes.read, child)
-        if self.others is not None:
-            self.others.ended(state, patient=True)
-        reported = self.report(state)
-        os.dup2(stdout, 1)
-        os.close(pipes.reported)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status < 0:
-            _die_of(-status)
-        return status or reported
 
-    def _listen(self, listen: int, process: int) -> ScriptState:
-        """Listen until the script has ended."""
-        state, messages = ScriptState(running=True), decoder(Message)
-        for line in lines_of(listen, lambda: not is_running(process), TICK_S):
-            if isinstance(line, float):
-                continue
-            try:
-                message = messages.decode(line)
-                if message.facts is not None:
-                    state.facts = Facts.from_dict(message.facts)
-            except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
-                continue  # the line broke off
-            state.take(message)
-            if message.progress is not None:
-                self.say(message.progress)
-            if message.watched is not None:
-                self.early(state, message.watched)
-            if state.ended:
-                break
-            if self.others is not None and (message.torch or message.facts is not None):
-                self.others.changed(state)
-        state.running = False
-        return state
+def _become_script(script: Script, settings: WatchOptions, write: int, wait: int) -> None:
+    """Replace this process by the script, which writes messages and waits for a pipe's end.
+
+    Returns only by raising `UserError`.
+    """
+    for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
+        if stream is None:  # closed: Python has opened a stand-in
+            os.close(number)
+    os.set_inheritable(write, True)
+    os.set_inheritable(wait, True)
+    package = Path(fp8doctor.__file__).resolve().parent
+    python_path = os.environ.get("PYTHONPATH")
+    request = {
+        "channel": write,
+        "reported": wait,
+        "home": str(package.parent),
+        "folder": script.folder,
+        "python_path": python_path,
+        "settings": settings._asdict(),
+    }
+    folder = str(package / "running" / "startup")
+    environment = {
+        **os.environ,
+        "FP8DOCTOR_RUN": json.dumps(request),
+        "PYTHONPATH": os.pathsep.join([folder, *([python_path] if python_path else [])]),
+    }
+    command = [sys.executable, *interpreter_options(sys.orig_argv), *script.arguments]
+    try:
+        os.execve(sys.executable, command, environment)
+    except OSError as error:
+        raise UserError(
+            f"cannot start {sys.executable}: {error.strerror or error}; the script did not run"
+        ) from None
+
+
+def _listened(
+    listen: int,
+    process: int,
+    say: Callable[[str], object],
+    early: Callable[[ScriptState, int], object],
+    others: RankReports | None,
+) -> ScriptState:
+    """Listen until the script has ended."""
+    state, messages = ScriptState(running=True), decoder(Message)
+    for line in lines_of(listen, lambda: not is_running(process), TICK_S):
+        if isinstance(line, float):
+            continue
+        try:
+            message = messages.decode(line)
+            if message.facts is not None:
+                state.facts = Facts.from_dict(message.facts)
+        except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+            continue  # the line broke off
+        state.take(message)
+        if message.progress is not None:
+            say(message.progress)
+        if message.watched is not None:
+            early(state, message.watched)
+        if state.ended:
+            break
+        if others is not None and (message.torch or message.facts is not None):
+            others.changed(state)
+    state.running = False
+    return state
 
 
 def _forward_signals(child: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import Any
 from click.testing import CliRunner
 
 from fp8doctor import cli
+from fp8doctor.cli import run
 from fp8doctor.cli.console import FAILED, FOUND, OK
 from fp8doctor.facts import Facts
-from fp8doctor.running import launch
 from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.stages import Doing
 from research.reliability.count import Count
@@ -164,15 +164,15 @@ def a_script_that_ended() -> Iterator[None]:
     trained."""
     answers = random.Random(0)
 
-    def ended(run: launch.Run) -> int:
-        return run.report(ScriptState(facts=answers.choice((None, DECODER_468M)), torch=True, ended=True))
+    def ended(*_: Any, report: Callable[[ScriptState], int], **__: Any) -> int:
+        return report(ScriptState(facts=answers.choice((None, DECODER_468M)), torch=True, ended=True))
 
-    before = launch.Run.beside, launch.Run.below
-    launch.Run.beside = launch.Run.below = ended  # type: ignore[method-assign]
+    before = run.run_script
+    run.run_script = ended
     try:
         yield
     finally:
-        launch.Run.beside, launch.Run.below = before  # type: ignore[method-assign]
+        run.run_script = before
 
 
 def command_lines(tries: int, folder: Path, seed: int = 0) -> Count:

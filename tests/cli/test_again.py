@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from fp8doctor import load_report
 from fp8doctor.answer.commands import run_again
+from fp8doctor.cli import run as command
 from fp8doctor.facts import Target
-from fp8doctor.running import launch
-from fp8doctor.running.script_messages import ScriptState
+from fp8doctor.running.script_messages import ScriptState, WatchOptions
 from tests.cli.command import Worker, fp8doctor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,13 +35,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report the facts of a script that was recorded, in place of running one."""
 
-    def beside(run: launch.Run) -> int:
-        settings = run.settings
+    def ended(script: Any, settings: WatchOptions, *, report: Callable[[ScriptState], int], **_: Any) -> int:
         target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
         facts = msgspec.structs.replace(WATCHED, target=target)
-        return run.report(ScriptState(facts, complete=True, ended=True))
+        return report(ScriptState(facts, complete=True, ended=True))
 
-    monkeypatch.setattr(launch.Run, "beside", beside)
+    monkeypatch.setattr(command, "run_script", ended)
 
 
 def told(stdout: str) -> list[str]:
