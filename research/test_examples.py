@@ -24,21 +24,16 @@ OF_ANY_MACHINE = ("LORA003",)
 """Former codes of what is told as SHP002 too, but not of how small the model is."""
 
 PROGRAM = """
-class Heard:
-    forked, messages = False, []
-
-    def send(self, message):
-        self.messages.append(message)
-
 torch.backends.mkldnn.set_flags(False)  # `_fp8_gemms_past_onednn` of tests/conftest.py
 torch._TorchCompileInductorWrapper.__call__ = lambda self, graph, inputs, **_: graph  # as captured
-heard = Heard()
-observer = ScriptObserver(heard, WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None))
+heard = []
+settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
+observer = ScriptObserver(heard.append, settings)
 observer.install()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 observer.closed()
-facts = [each.facts for each in heard.messages if each.facts is not None][-1]
+facts = [each.facts for each in heard if each.facts is not None][-1]
 print()
 print(json.dumps(facts))
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -79,7 +78,7 @@ class Watching:
             "", steps, warmup, stop=False, budget_s=budget_s, device=device, health=file, every=every
         )
         self._observer: ScriptObserver | None = None
-        self._heard = Heard()
+        self._facts: list[Facts] = []
         self._over = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,9 +100,16 @@ class Watching:
             self._observer.examination.target = target
             return
         self._abandon()
-        self._heard = Heard()
+        facts = self._facts = []
+
+        def heard(message: Message) -> None:  # without a reference to the callback, which ends the watching
+            if message.facts is not None:
+                facts[:] = [Facts.from_dict(message.facts)]
+            if message.note is not None:
+                say(f"fp8doctor: {message.note}")
+
         options = self._options._replace(script=target.name)
-        self._observer = observer = ScriptObserver(self._heard, options)
+        self._observer = observer = ScriptObserver(heard, options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.release).atexit = False
 
@@ -161,9 +167,9 @@ class Watching:
             observer.release()
 
     def _report(self) -> None:
-        if self._heard.facts is None:
+        if not self._facts:
             return
-        report = Report.of(diagnose(self._heard.facts, select=self._select, ignore=self._ignore))
+        report = Report.of(diagnose(self._facts[0], select=self._select, ignore=self._ignore))
         self.report = report
         if self._output is not None:
             try:
@@ -182,25 +188,6 @@ class Watching:
             self._abandon()
             self._over = True
             say(f"fp8doctor: it could not go on: {error_in_words(error)}")
-
-
-class Heard:
-    """Takes the observer's messages in the training's own process."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.facts: Facts | None = None
-
-    @property
-    def forked(self) -> bool:
-        return os.getpid() != self.owner
-
-    def send(self, message: Message) -> None:
-        """Keep the facts, and print notes."""
-        if message.facts is not None:
-            self.facts = Facts.from_dict(message.facts)
-        if message.note is not None:
-            say(f"fp8doctor: {message.note}")
 
 
 def check_fail_on(value: Any) -> None:

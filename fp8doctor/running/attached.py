@@ -77,7 +77,7 @@ class _Attached:
             with self.pythons:
                 from fp8doctor.running.observer import ScriptObserver
 
-            self.observer = ScriptObserver(self.channel, self.settings)
+            self.observer = ScriptObserver(self.channel.send, self.settings)
             self.observer.install()
         except Exception as error:
             said = f"fp8doctor could not watch: {type(error).__name__}: {error}"

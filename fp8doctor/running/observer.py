@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import statistics
 from collections.abc import Callable
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses
 from fp8doctor.running.patches import without_own_frames
-from fp8doctor.running.script_messages import Listener, Message, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import LiveObjects, Stepper, Steppers, only_trainer, owner_of
@@ -44,11 +45,11 @@ PROFILED_STEPS = 2
 class ScriptObserver:
     """Watches the steps of one process: warm-up, a window, a profiled step, and then nothing or `long`."""
 
-    def __init__(self, channel: Listener, settings: WatchOptions) -> None:
-        self.channel, self.settings = channel, settings
+    def __init__(self, send: Callable[[Message], None], settings: WatchOptions) -> None:
+        self.send, self.settings, self.process = send, settings, os.getpid()
         self.living = LiveObjects()
         self.watch = ConversionWatch(self.living.note)
-        self.examination = ScriptExaminer(settings, self.watch, channel.send)
+        self.examination = ScriptExaminer(settings, self.watch, send)
         self.losses = Losses()
         self.steppers = Steppers()
         self.main: Stepper | None = None
@@ -86,7 +87,7 @@ class ScriptObserver:
         self.watch.__enter__()
         self.losses.begin()
         if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
-            self.long = LongWatch(self.settings, self.channel.send, self.losses)
+            self.long = LongWatch(self.settings, self.send, self.losses)
 
     def conversions_end(self) -> None:
         """Stop watching conversions: compiled code, which guards hooks, will run."""
@@ -114,10 +115,10 @@ class ScriptObserver:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note a step. Failures never reach the script."""
-        if self.channel.forked:
+        if os.getpid() != self.process:
             if not self.fork_reported:
                 self.fork_reported = True
-                self.channel.send(Message(stepped_in_fork=True))
+                self.send(Message(stepped_in_fork=True))
             return
         if not self.done:
             with signals_deferred():
@@ -156,7 +157,7 @@ class ScriptObserver:
         """Count the step, and act on its end."""
         stepper = self.steppers.count(optimizer)
         if self.facts is None:
-            self.channel.send(Message(stepped=True))
+            self.send(Message(stepped=True))
             self.examine_early(stepper, optimizer)
         self.choose_main()
         if stepper is not self.main:
@@ -208,7 +209,7 @@ class ScriptObserver:
         examined, *others = models.values() or [""]
         if others and owners[main]:
             said = f"only {examined} was examined; {', '.join(others)} trained beside it"
-            self.channel.send(Message(note=said))
+            self.send(Message(note=said))
 
     def open(self, main: Stepper, optimizer: Optimizer) -> None:
         """Start the window for the main optimizer's model."""
@@ -256,18 +257,18 @@ class ScriptObserver:
             recording.problem = sentence(error)
         if recording.problem is not None:
             gaps = {**gaps, **dict.fromkeys(("observed.breakdown", "observed.fp8_gemms"), recording.problem)}
-            self.channel.send(Message(note=f"no step was profiled: {recording.problem}"))
+            self.send(Message(note=f"no step was profiled: {recording.problem}"))
         self.facts = replace(self.facts, observed=observed, gaps=gaps)
         self.tell()
         if not self.settings.stop:
-            self.channel.send(Message(watched=self.steps))
+            self.send(Message(watched=self.steps))
 
     def stop(self) -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the other ranks may still need this one in their last exchange
         if not self.settings.rank:
             said = f"the script was stopped after {plural(self.steps, 'step')}, as --stop asks"
-            self.channel.send(Message(note=said))
+            self.send(Message(note=said))
         self.time_copies()
 
     def time_copies(self) -> None:
@@ -308,7 +309,7 @@ class ScriptObserver:
         if self.long is None:
             self.losses.end()
         self.forget()
-        self.channel.send(Message(note=why))
+        self.send(Message(note=why))
 
     def failed(self) -> None:
         """Examine a script that failed before its first step."""
@@ -346,7 +347,7 @@ class ScriptObserver:
         assert self.facts is not None
         if (found := self._not_finite()) is not None:
             self.facts = replace(self.facts, not_finite=found)
-        self.channel.send(Message(facts=self.facts.to_dict(), complete=self.complete))
+        self.send(Message(facts=self.facts.to_dict(), complete=self.complete))
 
 
 def collect() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -60,15 +60,6 @@ class ScriptState(News):
                 setattr(self, name, value)
         if message.note is not None:
             self.notes.append(message.note)
-
-
-class Listener(Protocol):
-    @property
-    def forked(self) -> bool:
-        """Tell if this is a copy in a process that the script forked."""
-
-    def send(self, message: Message) -> None:
-        """Take a message."""
 
 
 class WatchOptions(NamedTuple):

@@ -19,8 +19,6 @@ PROFILED = 2
 class Heard:
     """Stands in for the channel: keeps what is sent."""
 
-    forked = False
-
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
@@ -62,7 +60,7 @@ def observer(heard: Heard, stop_on_nan: bool) -> Iterator[ScriptObserver]:
     settings = WatchOptions(
         "train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None, stop_on_nan=stop_on_nan
     )
-    observer = ScriptObserver(heard, settings)
+    observer = ScriptObserver(heard.send, settings)
     observer.install()
     yield observer
     observer.handle.remove()
