@@ -82,7 +82,6 @@ class Stack(Struct, frozen=True, kw_only=True):
     keeps_copies: bool = False  # it keeps FP8 copies next to its weights
     converter: str = "convert_to_float8_training"  # empty if its layers are built as such
     converter_import: str = ""  # line that imports it, if it is not torchao's
-    gemm: str = ""  # operator of ``torch.ops.aten`` that a checkpoint's policy sees in its matmuls
     layer: str = ""  # class that stands for all of its layers in a sentence; empty for their own
     eager_cast_bytes: CastBytes | None = None  # effective bytes of all casts of one uncompiled layer
     eager: Launch = Launch()
@@ -102,7 +101,6 @@ class Stack(Struct, frozen=True, kw_only=True):
 TORCHAO = Stack(
     name="torchao",
     fuses_casts=True,
-    gemm="mm",
     frozen_gradient=True,
     # Each operand is cast twice, once for each layout: 282.7 ms in a decoder of width 1024 (16384 tokens) and
     # 589.1 in a Llama 8B (4096 tokens), mostly of weights, whose transposed copies read along the wrong axis.
@@ -137,7 +135,6 @@ NANOCHAT = Stack(
     name="nanochat",
     fuses_casts=True,
     frozen_gradient=True,
-    gemm="_scaled_mm",
     converter_import="from nanochat.fp8 import convert_to_float8_training",
     eager_cast_bytes=CastBytes(75.0, 80.0),  # 49.1, 40.8 and 18.2 ms: it casts each operand once
     eager=Launch(45, 0.97),  # (42.3 - 7.4) / 36 ms at width 512 with 1024 tokens, paced by the host

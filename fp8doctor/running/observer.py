@@ -7,7 +7,6 @@ and would recompile.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import statistics
 from collections.abc import Callable
@@ -24,16 +23,14 @@ from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses
-from fp8doctor.running.patches import without_own_frames
+from fp8doctor.running.patches import unnoticed, without_own_frames
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import LiveObjects, Stepper, Steppers, only_trainer, owner_of
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks.torch_private import frames_compiled
-from fp8doctor.wording import error_in_words, plural, sentence
-
-_log = logging.getLogger("fp8doctor")
+from fp8doctor.wording import error_in_words, plural
 
 LONGEST_WARMUP = 4
 """Longest warm-up while steps still compile, in multiples of the requested one. A choice."""
@@ -123,10 +120,8 @@ class ScriptObserver:
         if not self.done:
             with signals_deferred():
                 self.guarded(lambda: self.note(optimizer))
-        elif self.settings.stop:
-            self.steppers.count(optimizer)
         else:
-            self.steppers.all_steps += 1
+            self.steppers.count(optimizer)
         if self.settings.stop and self.stops_now():
             self.guarded(self.stop)
             self.stopping = True
@@ -147,11 +142,9 @@ class ScriptObserver:
 
     def guarded(self, part: Callable[[], object]) -> None:
         """Run a part of the watching; a failure is reported and ends the watching."""
-        try:
+        told = "fp8doctor could not watch any further"
+        with unnoticed(lambda error: self.give_up(f"{told}: {error_in_words(error)}")):
             part()
-        except Exception as error:
-            _log.debug("the observer failed", exc_info=True)
-            self.give_up(f"fp8doctor could not watch any further: {error_in_words(error)}")
 
     def note(self, optimizer: Optimizer) -> None:
         """Count the step, and act on its end."""
@@ -250,11 +243,8 @@ class ScriptObserver:
         if self.long is None:  # which reads them to the end
             self.losses.end()
         observed, gaps = self.facts.observed, self.facts.get("gaps", {})
-        try:
-            observed = recording.added_to(observed) if recording.problem is None else observed
-        except Exception as error:
-            _log.debug("the profile tells nothing", exc_info=True)
-            recording.problem = sentence(error)
+        if recording.problem is None:
+            observed = recording.added_to(observed)
         if recording.problem is not None:
             gaps = {**gaps, **dict.fromkeys(("observed.breakdown", "observed.fp8_gemms"), recording.problem)}
             self.send(Message(note=f"no step was profiled: {recording.problem}"))

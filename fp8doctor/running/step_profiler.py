@@ -100,17 +100,20 @@ class StepProfiler:
             self._profile.__exit__(None, None, None)
 
     def added_to(self, seen: Observation) -> Observation:
-        """Add the profiled step. Raises `UnreadableDocument` if it is empty."""
-        trace = exported(self._profile)
-        step = step_of(trace, on_gpu=self.on_gpu)
-        proof = counted(trace, torch.device("cuda" if self.on_gpu else "cpu"))
-        return msgspec.structs.replace(
-            seen,
-            fp8_gemms=proof.fp8_gemms,
-            graphs_run=proof.graphs_run,
-            host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
-            breakdown=breakdown(Plan((), (Cut({}),)), [step], median(seen.steps_ms)),
-        )
+        """Add the profiled step, unless it is empty."""
+        with unnoticed(self._failed):
+            trace = exported(self._profile)
+            step = step_of(trace, on_gpu=self.on_gpu)
+            proof = counted(trace, torch.device("cuda" if self.on_gpu else "cpu"))
+            copies = (each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST))
+            return msgspec.structs.replace(
+                seen,
+                fp8_gemms=proof.fp8_gemms,
+                graphs_run=proof.graphs_run,
+                host_copies_ms=sum(copies),
+                breakdown=breakdown(Plan((), (Cut({}),)), [step], median(seen.steps_ms)),
+            )
+        return seen
 
 
 def _why_not(step_ms: float) -> str | None:
