@@ -32,9 +32,6 @@ KEYS = (
 )
 """Every key except ``ignore`` is the option with that name."""
 
-LARGEST = 2**20
-"""Bytes of the largest pyproject.toml to read."""
-
 
 class Project(NamedTuple):
     """A project's options."""
@@ -92,11 +89,8 @@ def project_near(file: str, say: Callable[[str], None] = complain) -> Project:
 
 
 def _above(file: str) -> Iterator[str]:
-    """Yield the folders above a file, the nearest first; none if the current one was deleted."""
-    try:
-        inside = os.path.abspath(file)
-    except OSError:
-        return
+    """Yield the folders above a file, the nearest first."""
+    inside = os.path.abspath(file)
     while (folder := os.path.dirname(inside)) != inside:
         yield folder
         inside = folder
@@ -105,8 +99,6 @@ def _above(file: str) -> Iterator[str]:
 def _read(file: str, say: Callable[[str], None]) -> Project | None:
     """Read one file; None if it has no such table or is not trusted."""
     try:
-        if not os.path.isfile(file) or os.path.getsize(file) > LARGEST:
-            return None
         with open(file, "rb") as opened:
             content = opened.read()
     except OSError:
@@ -135,8 +127,6 @@ def _read(file: str, say: Callable[[str], None]) -> Project | None:
 
 def _is_foreign(file: str) -> bool:
     """Return whether another user owns a file or may write to it."""
-    if not hasattr(os, "geteuid"):
-        return False
     status, user = os.stat(file), os.geteuid()
     asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
     ours = {0, user, *([int(asked)] if asked.isdecimal() else [])}
