@@ -9,8 +9,7 @@ import torch
 from fp8doctor.analysis.arms import lacked_time
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.compilations import Compilations
-from fp8doctor.trial.measure.evidence import StepProof
+from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import StepMemory
 from fp8doctor.trial.measure.results import _arm
 from fp8doctor.trial.measure.timer import Block, block_ms

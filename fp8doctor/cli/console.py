@@ -14,7 +14,7 @@ from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
     from fp8doctor.stages import Doing
-    from fp8doctor.worker.printed import Printed
+    from fp8doctor.worker.parent import Printed
 
 WIDEST = 100
 """Columns of output to a pipe or a file."""

@@ -41,7 +41,7 @@ from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import to_ascii
 from fp8doctor.render.text import as_text
 from fp8doctor.wording import plural
-from fp8doctor.worker.printed import Printed
+from fp8doctor.worker.parent import Printed
 
 if TYPE_CHECKING:
     from fp8doctor.worker.parent import Examination

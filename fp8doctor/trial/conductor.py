@@ -33,8 +33,7 @@ from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import detached_at_the_end
 from fp8doctor.trial.measure.memory import gpu_gib, held_apart
-from fp8doctor.trial.measure.profile_step import explain, prove
-from fp8doctor.trial.measure.results import report
+from fp8doctor.trial.measure.results import explain, prove, report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, still_there
 from fp8doctor.trial.planning import plan_variants

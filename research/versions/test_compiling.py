@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from fp8doctor.trial.measure.compilations import _left_eager
+from fp8doctor.trial.measure.evidence import _left_eager
 from tests.checks.compilation.test_compile_without_effect import clean_dynamo, linear, stack
 from tests.checks.compilation.test_recompilation import AGAIN, cached, text
 from tests.checks.models import by_block

@@ -17,7 +17,7 @@ from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.compilations import Compilations
+from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import StepMemory
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Place, VariantPlan, as_it_is

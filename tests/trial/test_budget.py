@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.trial import conductor
-from fp8doctor.trial.measure import alarm, bench, budget, timer
-from fp8doctor.trial.measure.alarm import Overrun, abort_after
+from fp8doctor.trial.measure import bench, budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import HARD_LIMIT, Budget
-from fp8doctor.trial.measure.compilations import Compilations
+from fp8doctor.trial.measure.budget import HARD_LIMIT, Budget, Overrun, abort_after
+from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 from tests.trial.conducted import conduct
@@ -224,7 +223,7 @@ def spin() -> None:
 
 def wait() -> None:
     """Take as long as several alarms."""
-    until = time.monotonic() + 10 * alarm.AGAIN_S
+    until = time.monotonic() + 10 * budget.AGAIN_S
     while time.monotonic() < until:
         time.sleep(1e-4)
 
@@ -248,7 +247,7 @@ def test_it_is_given_up_even_if_one_alarm_is_swallowed_and_no_cleaning_up_is_int
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a mode of torch stays on, and each later step raises."""
-    monkeypatch.setattr(alarm, "AGAIN_S", 1e-3)
+    monkeypatch.setattr(budget, "AGAIN_S", 1e-3)
     before, mode, cleaned = signal.getsignal(signal.SIGALRM), Opens(), []
 
     def step() -> None:

@@ -22,7 +22,7 @@ from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import evidence
-from fp8doctor.trial.measure import profile_step as trace
+from fp8doctor.trial.measure import results as trace
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import (

@@ -18,8 +18,7 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
 from fp8doctor.stages import Doing, Stage
-from fp8doctor.worker.parent import Examination, examine_in_worker
-from fp8doctor.worker.printed import Printed
+from fp8doctor.worker.parent import Examination, Printed, examine_in_worker
 from tests.waiting import LONGEST_S, comes_true, wait_for
 from tests.worker.forked import hang, late_while_it_grows
 

@@ -124,9 +124,9 @@ def test_a_child_that_overstays_after_its_rounds_keeps_the_times(
     once = tmp_path / "hung"
     late_while_it_grows(once, monkeypatch)
     (tmp_path / "model.py").write_text(f"""{FP8_MODEL}
-from fp8doctor.trial.measure import profile_step
+from fp8doctor.trial.measure import results
 
-profile_step.profiled = lambda *of, **how: {hang(once)}
+results.profiled = lambda *of, **how: {hang(once)}
 """)
     trial = examine_in_worker(
         str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None

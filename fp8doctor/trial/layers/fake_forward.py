@@ -27,7 +27,7 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import Seen, with_seen, without_forward
-from fp8doctor.trial.measure.alarm import Overrun, abort_after
+from fp8doctor.trial.measure.budget import Overrun, abort_after
 from fp8doctor.trial.treatments.apply import swap
 from fp8doctor.trial.treatments.forms import strip_compile_marks
 from fp8doctor.wording import error_in_words

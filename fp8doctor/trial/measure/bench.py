@@ -25,11 +25,9 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, cut_of, replicate, unwrapped
 from fp8doctor.trial.copies.shards import is_stand_in
 from fp8doctor.trial.copies.step import WatchedSteps, like, move, optimizer_for, own_loss, training_step
-from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
-from fp8doctor.trial.measure.budget import LEAST_WARM_UP
-from fp8doctor.trial.measure.compilations import compilations
-from fp8doctor.trial.measure.evidence import on_calls
+from fp8doctor.trial.measure.budget import LEAST_WARM_UP, Overrun, abort_after
+from fp8doctor.trial.measure.evidence import compilations, on_calls
 from fp8doctor.trial.measure.memory import MemoryWatch, is_roomy, leaves_room, rounding
 from fp8doctor.trial.measure.observers import Observer
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
