@@ -158,16 +158,18 @@ def _discovered(module: ModuleType, file: str) -> ModelCandidate:
     )
 
 
-def _required(value: Callable[..., Any]) -> list[str]:
+def arguments_of(function: Any) -> dict[str, bool]:
+    """Map a function's named arguments to whether it requires them; empty if nobody can tell."""
     try:
-        parameters = inspect.signature(value).parameters.values()
+        found = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):
-        return []
-    return [
-        each.name
-        for each in parameters
-        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
+        return {}
+    named = (each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+    return {each.name: each.default is each.empty for each in named}
+
+
+def _required(value: Any) -> list[str]:
+    return [name for name, needed in arguments_of(value).items() if needed]
 
 
 def takes_layers(value: Callable[..., Any]) -> bool:

@@ -5,13 +5,13 @@ A random batch is on the model's device (also meta) and leaves global random sta
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from fp8doctor.facts import Target, Workload
+from fp8doctor.loading.find_model import arguments_of
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import (
     buffers_of,
@@ -67,7 +67,8 @@ class NoBatchError(Exception):
 
 def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """Make a batch and describe it. Raises `NoBatchError`."""
-    first, arguments = first_layer(model), _arguments(model)
+    first, forward = first_layer(model), arguments_of(read_class(type(model), "forward"))
+    arguments = dict([*forward.items()][1:])
     kind = read(model, "main_input_name") if read(model, "config") is not None else None
     main = kind or next(iter(arguments), "")
     takes_tokens = kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None)
@@ -120,15 +121,6 @@ def _random(model: Any, shape: tuple[int, ...], below: int | None = None) -> Any
         return torch.randint(below, shape, generator=generator, device="cpu").to(device)
     drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
     return drawn.to(device, dtype)
-
-
-def _arguments(model: Any) -> dict[str, bool]:
-    try:
-        found = list(inspect.signature(read_class(type(model), "forward")).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return {}
-    named = (each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
-    return {each.name: each.default is each.empty for each in named}
 
 
 def first_layer(model: Any) -> Any:
