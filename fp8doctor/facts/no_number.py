@@ -10,9 +10,8 @@ import msgspec
 from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 
-PARTS = {"breakdown": "trial.arms.breakdown"}
-"""Part that is no variant, as progress and ``skip`` call it -> the fact that is missing without it."""
-
+BREAKDOWN = "breakdown"
+"""The profiles, as progress and ``skip`` call them: if a process dies in one, the next runs without."""
 
 USED_UP = re.compile(r"the budget of ([\d.]+) s ")
 """How a sentence of recordings without `Arm.why` begins, for a variant that was left out for time."""
@@ -45,9 +44,9 @@ def sentence_of(part: Arm) -> str | None:
 
 
 def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
-    """Return the trial with the reason why a variant without a time, or one of `PARTS`, is missing."""
-    if part in PARTS:
-        gaps = {**trial.get("gaps", {}), PARTS[part]: no_number.sentence}
+    """Return the trial with the reason why a variant without a time, or its `BREAKDOWN`, is missing."""
+    if part == BREAKDOWN:
+        gaps = {**trial.get("gaps", {}), "trial.arms.breakdown": no_number.sentence}
         return msgspec.structs.replace(trial, gaps=gaps)
     arms = (
         msgspec.structs.replace(arm, why=no_number.why, reason=no_number.sentence)

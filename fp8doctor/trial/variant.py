@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
@@ -43,8 +43,8 @@ class Variant:
     autocast: torch.dtype | None = None
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """Around every forward and loss, inside the autocast, such as ``te.autocast``."""
-    optimizer: Mapping[str, Any] | None = None
-    """Optimizer settings that differ from the job's, such as ``fused``; None shares the optimizer."""
+    fused: bool = False
+    """Whether its optimizer is fused, and not that of the job."""
     step_as_compiled: bool = True
     """Whether a training step that the user compiled stays compiled."""
 

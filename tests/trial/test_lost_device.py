@@ -7,8 +7,8 @@ import torch
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Trial
+from fp8doctor.facts.no_number import BREAKDOWN
 from fp8doctor.trial import conductor
-from fp8doctor.trial.measure.results import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import CONTEXT

@@ -227,11 +227,10 @@ class Products(TorchFunctionMode):
         self.fixed: set[int] = set()
         """Ids of weights whose fake product raises for another dtype, as a real one does."""
         weights = ((name, layer._parameters.get("weight")) for name, layer in layers.items())
-        self._weights = {name: id(weight) for name, weight in weights if weight is not None}
-        plain = {name: weight for name, weight in experts.items() if is_plain(weight)}
-        self._storages = {name: storage_of(weight) for name, weight in plain.items()}
-        self._by_weight: dict[int, list[int]] = {each: [] for each in self._weights.values()}
-        self._by_storage: dict[int, list[int]] = {each: [] for each in self._storages.values()}
+        self._keys = {name: ("weight", id(weight)) for name, weight in weights if weight is not None}
+        plain = ((name, weight) for name, weight in experts.items() if is_plain(weight))
+        self._keys |= {name: ("experts", storage_of(weight)) for name, weight in plain}
+        self._rows: dict[tuple[str, int], list[int]] = {key: [] for key in self._keys.values()}
 
     @property
     def in_fp32(self) -> list[int | None]:
@@ -239,9 +238,7 @@ class Products(TorchFunctionMode):
         return [module for module, _ in self._in_fp32.most_common()]
 
     def rows(self) -> Rows:
-        of_layers = {name: self._by_weight[weight] for name, weight in self._weights.items()}
-        of_experts = {name: self._by_storage[storage] for name, storage in self._storages.items()}
-        return {name: tuple(rows) for name, rows in (of_layers | of_experts).items() if rows}
+        return {name: tuple(rows) for name, key in self._keys.items() if (rows := self._rows[key])}
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -255,7 +252,7 @@ class Products(TorchFunctionMode):
                 _refuse_other_dtype(*given[:2])
             if function in OF_LAYERS:
                 for weight in given[1:]:
-                    if (seen := self._by_weight.get(id(weight))) is not None:
+                    if (seen := self._rows.get(("weight", id(weight)))) is not None:
                         seen.append(rows_of(given[0]))
             if PRODUCT.search(name):
                 self.in_own_autocast |= autocast_now() not in (None, self._outside)
@@ -263,15 +260,14 @@ class Products(TorchFunctionMode):
                     self.scaled[self._calls.running] = not torch.is_grad_enabled()
                 if autocast_now() is None and {each.dtype for each in given[:2]} == {torch.float32}:
                     self._in_fp32[self._calls.running] += sum(each.numel() for each in given[:2])
-                if self._by_storage:
-                    self._note_experts(given)
+                self._note_experts(given)
         return function(*args, **kwargs)
 
     def _note_experts(self, given: list[torch.Tensor]) -> None:
         if len(given) < 2 or not is_plain(given[1]):
             return
         into, weight, *ends = given
-        seen = self._by_storage.get(storage_of(weight))
+        seen = self._rows.get(("experts", storage_of(weight)))
         if seen is None:
             return
         if weight.dim() == 2 or (ends and not has_data(ends[0])):

@@ -155,10 +155,10 @@ class Bench:
         shared = self.optimizers[number]
         held = {id(parameter) for group in shared.param_groups for parameter in group["params"]}
         trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
-        if variant.optimizer is None and trained <= held:
+        if not variant.fused and trained <= held:
             return shared
         twins = dict(zip(map(id, self.bases[number].parameters()), variant.model.parameters(), strict=True))
-        return like(shared, twins, variant.optimizer or {})
+        return like(shared, twins, {"fused": True, "foreach": None} if variant.fused else {})
 
     def build(self, attempt: Attempt, until: float = math.inf) -> None:
         """Build the variant at every depth and warm it up, or note why it failed.

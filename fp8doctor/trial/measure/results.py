@@ -15,7 +15,7 @@ from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
-from fp8doctor.facts.no_number import NoNumber, not_tried
+from fp8doctor.facts.no_number import BREAKDOWN, NoNumber, not_tried
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.trial.copies.depth import Plan, cleaned
@@ -28,9 +28,6 @@ from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
-
-BREAKDOWN = "breakdown"
-"""Name of the profiles in progress and ``skip``: if a process dies in one, the next runs without."""
 
 
 def explain(bench: Bench, attempts: Sequence[Attempt]) -> None:

@@ -297,7 +297,7 @@ def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
 def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
     if context.job is not None and not could_be_fused(context.job):
         raise NotTried("the optimizer is fused already, or has no fused form")
-    return replace(variant, optimizer={**(variant.optimizer or {}), "fused": True, "foreach": None})
+    return replace(variant, fused=True)
 
 
 def could_be_fused(job: Job) -> bool:
