@@ -37,15 +37,6 @@ LONGEST_S = 10.0
 than one."""
 
 
-def with_forward(job: Job, facts: Facts) -> Facts:
-    """Add what a forward shows: rows, and calls around the layers. What was not seen has a reason."""
-    watched = _watched(job, facts) if recorded(facts, "network.linears") else ""
-    if isinstance(watched, Misfit):
-        workload = msgspec.structs.replace(facts.workload, refused=str(watched))
-        facts, watched = msgspec.structs.replace(facts, workload=workload), f"{FORWARD} raises: {watched}"
-    return without_forward(facts, watched) if isinstance(watched, str) else with_seen(facts, watched)
-
-
 FORWARD = "a forward on fake tensors"
 
 MISFITS = (
@@ -63,21 +54,28 @@ class Misfit(Exception):
     """A layer that does not take what the user's batch brings it."""
 
 
-def _watched(job: Job, facts: Facts) -> Seen | Misfit | str:
-    """Run the forward for a while, or say why nothing was seen."""
+def with_forward(job: Job, facts: Facts) -> Facts:
+    """Add what a forward shows: rows, and calls around the layers. What was not seen has a reason."""
     if job.batch is None:
-        return rows.NO_BATCH
+        return without_forward(facts, rows.NO_BATCH)
+    if not recorded(facts, "network.linears"):
+        return facts
     try:
         with abort_after(time.monotonic() + LONGEST_S, interrupts=True):
-            return _cut_or_whole(rows.uncompiled(job), facts)
+            seen = _cut_or_whole(rows.uncompiled(job), facts)
     except SystemExit:
-        return f"{FORWARD} ends the process"
+        why = f"{FORWARD} ends the process"
     except Overrun:
-        return f"{FORWARD} takes over {LONGEST_S:.0f} s"
+        why = f"{FORWARD} takes over {LONGEST_S:.0f} s"
     except Misfit as error:
-        return error
+        why = f"{FORWARD} raises: {error}"
+        workload = msgspec.structs.replace(facts.workload, refused=str(error))
+        facts = msgspec.structs.replace(facts, workload=workload)
     except Exception as error:
-        return f"{FORWARD} raises {error_in_words(error)}"
+        why = f"{FORWARD} raises {error_in_words(error)}"
+    else:
+        return with_seen(facts, seen)
+    return without_forward(facts, why)
 
 
 def _cut_or_whole(job: Job, facts: Facts) -> Seen:
@@ -96,15 +94,25 @@ def _cut_or_whole(job: Job, facts: Facts) -> Seen:
 def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Seen:
     """Watch a forward of an uncompiled 16-bit copy of the model on fake tensors."""
     mode = fake_tensor_mode(allow_non_fake_inputs=True)
-    fakes = _Fakes(mode)
-    stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    """A real tensor, which keeps its ``id``, and the one fake in its place."""
+
+    def fake_of(real: torch.Tensor) -> Any:
+        if id(real) not in made:
+            with mode:
+                fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="cpu")
+                trained = nn.Parameter(fake, real.requires_grad) if isinstance(real, nn.Parameter) else None
+            made[id(real)] = real, fake if trained is None else trained
+        return made[id(real)][1]
+
+    stand_ins = {id(each): fake_of(each) for each in _not_copied(unwrapped(job.model))}
     copied = replicate(job.model, cuts=plan.cuts[0].kept, share=True, stand_ins=stand_ins)[0]
     model = swap(strip_compile_marks(copied), _in_16_bits).train()
     give_own_code(model)
     for module in model.modules():
         for held in (module._parameters, module._buffers):
-            held.update({name: each if each is None else fakes.of(each) for name, each in held.items()})
-    batch = fakes.of(job.batch)
+            held.update({name: each if each is None else fake_of(each) for name, each in held.items()})
+    batch = with_tensors(job.batch, fake_of)
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
     try:
         with mode, torch.enable_grad(), autocasts_on_the_cpu(), autocast:
@@ -153,22 +161,3 @@ def _not_copied(model: nn.Module) -> list[torch.Tensor]:
     weights = {id(each) for each in chain(model.parameters(), model.buffers())}
     held = (each for module in model.modules() for each in tensors(module.__dict__))
     return [each for each in held if id(each) not in weights and each.device.type != "cpu"]
-
-
-class _Fakes:
-    """Fake CPU tensors in place of real ones, one for each."""
-
-    def __init__(self, mode: Any) -> None:
-        self._mode = mode
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def of(self, value: Any) -> Any:
-        return with_tensors(value, self._of)
-
-    def _of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in self._made:
-            with self._mode:
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-                made = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-            self._made[id(tensor)] = tensor, made
-        return self._made[id(tensor)][1]
