@@ -188,14 +188,13 @@ def _timed(bench: Bench) -> Trial:
     enough_s = run.budget.enough_s(bench.attempts)
     run.teller.begin(Stage.TIMING)
     _take_samples(bench)
-    timed = [each for each in bench.attempts if each.no_number is None]
     run.teller.begin(Stage.PROFILING)
     run.keep(report(bench, enough_s))
     with nullcontext() if run.own_process else detached_at_the_end(run.device):
-        explain(bench, timed)
+        explain(bench)
         run.keep(report(bench, enough_s))
-        for each in timed:
-            if not each.no_number and not each.proof and each.plan.name != ArmName.SELF_CHECK:
+        for each in bench.timed:
+            if not each.proof and each.plan.name != ArmName.SELF_CHECK:
                 run.teller.say(f"checking what {variant_in_a_sentence(each.plan.name)} ran", each.plan.name)
                 prove(bench, each)
     return report(bench, enough_s)
@@ -258,23 +257,21 @@ def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | N
 def _take_samples(bench: Bench) -> None:
     """Time the variants in turn, and begin again without one that raises, if it is not the step as it is."""
     while True:
-        timed = [each for each in bench.attempts if each.no_number is None]
-        bench.run.teller.say(f"timing {len(timed)} variants of the step", None)
+        bench.run.teller.say(f"timing {len(bench.timed)} variants of the step", None)
         try:
-            bench.samples = time_in_turn(bench, timed)
+            bench.samples = time_in_turn(bench)
             return
         except Exception as error:
-            failed = next((each for each in timed if each.plan.name == bench.at_work), None)
+            failed = next((each for each in bench.timed if each.plan.name == bench.at_work), None)
             if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
                 raise
             _log.debug("timing %s raises", failed.plan.name, exc_info=True)
-            still_there(bench.device, failed.plan.name)
             bench.drop(failed, raised(error))
 
 
-def time_in_turn(bench: Bench, attempts: Sequence[Attempt]) -> Samples:
+def time_in_turn(bench: Bench) -> Samples:
     """Time the variants at every depth, and watch the GPU and the host meanwhile."""
-    budget, plans = bench.run.budget, [each.plan for each in attempts]
+    attempts = bench.timed
     ready = {
         (attempt.plan.name, number): each for attempt in attempts for number, each in enumerate(attempt.ready)
     }
@@ -295,11 +292,11 @@ def time_in_turn(bench: Bench, attempts: Sequence[Attempt]) -> Samples:
     samples = interleave(
         {key: step_of(key[0], each) for key, each in ready.items()},
         bench.device,
-        budget.rounds(attempts),
+        bench.run.budget.rounds(attempts),
         look,
         begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
         expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
-        is_open=lambda samples: sign_is_open(samples, bench.plan, plans),
+        is_open=lambda samples: sign_is_open(samples, bench.plan, [each.plan for each in attempts]),
     )
     bench.guard.look()  # on a CPU, each block is looked at when the next begins
     return samples

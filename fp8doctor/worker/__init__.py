@@ -18,7 +18,7 @@ class TrialRequest:
     """Time, device and checks of a trial; the command line makes it before there is a worker."""
 
     budget_s: float | None = None
-    """None: the trial chooses by the size of the model and what there is to compile."""
+    """None: `fp8doctor.stages.BUDGET_S`."""
     device: str | None = None
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

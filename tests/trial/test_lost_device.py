@@ -9,6 +9,7 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Trial
 from fp8doctor.facts.no_number import BREAKDOWN
 from fp8doctor.trial import conductor
+from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import CONTEXT
@@ -26,7 +27,8 @@ def lost_at(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
         if part in parts:
             raise DeviceLost(part, "it took the GPU's context down: RuntimeError: planted")
 
-    monkeypatch.setattr(conductor, "still_there", gone)
+    for module in (conductor, bench):
+        monkeypatch.setattr(module, "still_there", gone)
 
 
 def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(

@@ -104,8 +104,8 @@ def test_the_self_check_of_fp8_is_not_explained_in_place_of_a_variant() -> None:
     named = [AS_IS, replace(AS_IS, name="bf16_again"), replace(AS_IS, name="prescribed")]
     attempts = [Attempt(replace(each, fp8=True)) for each in named]
     samples = {(each.name, 0): [ms] * 5 for each, ms in zip(named, (3.0, 1.0, 2.0), strict=True)}
-    bench: Any = SimpleNamespace(plan=Plan((), (Cut({}),)), samples=samples)
-    assert [each.plan.name for each in trace.compared(bench, attempts)] == ["as_is", "prescribed"]
+    bench: Any = SimpleNamespace(plan=Plan((), (Cut({}),)), samples=samples, timed=attempts)
+    assert [each.plan.name for each in trace.compared(bench)] == ["as_is", "prescribed"]
 
 
 def test_a_step_proves_its_matmuls_its_graphs_and_what_is_outside_of_them() -> None:

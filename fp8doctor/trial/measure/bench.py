@@ -95,6 +95,11 @@ class Bench:
     def built(self) -> list[Attempt]:
         return [each for each in self.attempts if each.ready]
 
+    @property
+    def timed(self) -> list[Attempt]:
+        """List the variants that nothing stopped."""
+        return [each for each in self.attempts if each.no_number is None]
+
     def lay_out(self) -> bool:
         """Make the largest models left that fit, in place of these and of all variants.
 

@@ -30,16 +30,16 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 
-def explain(bench: Bench, attempts: Sequence[Attempt]) -> None:
+def explain(bench: Bench) -> None:
     """Profile and prove the compared variants; the next replaces one that is refuted."""
-    while left := [each for each in compared(bench, attempts) if each.profiled is None]:
+    while left := [each for each in compared(bench) if each.profiled is None]:
         left[0].profiled = ()
         prove(bench, left[0])
 
 
-def compared(bench: Bench, attempts: Sequence[Attempt]) -> list[Attempt]:
+def compared(bench: Bench) -> list[Attempt]:
     """List the step as it is, the fastest BF16, and the fastest other FP8."""
-    timed = [each for each in attempts if each.no_number is None and each.plan.name != ArmName.SELF_CHECK]
+    timed = [each for each in bench.timed if each.plan.name != ArmName.SELF_CHECK]
     groups = (
         [each for each in timed if each.plan.name == ArmName.AS_IS],
         [each for each in timed if each.plan.name in BF16_BASELINES],

@@ -20,12 +20,8 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks import bf16_counterpart
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD, behind_compile, original, uncompile_call
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
-from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, root_of, swap
 from fp8doctor.trial.variant import Change, Variant
-
-Child = tuple[nn.Module, str]
-"""A module and the name of its child."""
 
 
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
@@ -38,10 +34,8 @@ def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
 def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile the uncompiled FP8 layers outside the blocks; compiled modules stay as they are."""
     eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
-    places = _named(variant.model, [name for name in outside_blocks(context.facts) if name in eager])
-    if not places:
+    if not _compile_named(variant.model, [name for name in outside_blocks(context.facts) if name in eager]):
         raise NotTried("it has no uncompiled FP8 layer outside its blocks")
-    _compile_places(places, {})
     give_wrappers_own_code(variant.model)
     return variant
 
@@ -72,12 +66,11 @@ def compile_blocks(
     """Compile the lists' blocks and the ``others``, or the whole model without lists; return the model."""
     model = strip_compile_marks(model)
     if lists:
-        places = _blocks_in(model, lists)
-        if not places:
+        if not _compile_named(model, _blocks_in(model, lists), **settings):
             raise NotTried(f"it has no blocks in {', '.join(lists)}")
-        _compile_places([*places, *_named(model, others)], settings)
+        _compile_named(model, others, **settings)
     else:
-        model = _compiled(model, settings)
+        model = _compiled(model, **settings)
     give_wrappers_own_code(model)
     return model
 
@@ -94,35 +87,28 @@ def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
     if marks.issubset(linear.name for linear in facts.network.linears):
         return False  # they do nothing in a BF16 model
     root, lists = root_of(model)[1], _lists_of(facts)
-    names = {id(module): cleaned(name) for name, module in root.named_modules()}
-    blocks = {names[id(parent._modules[child])] for parent, child in _blocks_in(root, lists)}
-    if marks != (blocks if lists else {""}):
-        return True
-    return has_settings(model)
+    return marks != ({*_blocks_in(root, lists)} if lists else {""}) or has_settings(model)
 
 
 def _lists_of(facts: Facts) -> list[str]:
     return [blocks.name for blocks in facts.network.blocks]
 
 
-def _blocks_in(model: nn.Module, lists: Sequence[str]) -> list[Child]:
-    found = [each for name, each in modules(model).items() if name in lists]
-    return [(container, child) for container in found for child, _ in container.named_children()]
+def _blocks_in(model: nn.Module, lists: Sequence[str]) -> list[str]:
+    held = ((name, each.named_children()) for name, each in modules(model).items() if name in lists)
+    return [f"{name}.{child}".lstrip(".") for name, children in held for child, _ in children]
 
 
-def _named(model: nn.Module, names: Iterable[str]) -> list[Child]:
-    """Find the modules with these names that the model has."""
+def _compile_named(model: nn.Module, names: Iterable[str], **settings: Any) -> bool:
+    """Compile the modules with these names; return whether the model has any."""
     named = modules(model)
-    parts = [name.rpartition(".") for name in names if name in named]
-    return [(named[above], child) for above, _, child in parts]
+    there = [name.rpartition(".") for name in names if name in named]
+    for above, _, child in there:
+        named[above]._modules[child] = _compiled(named[above].get_submodule(child), **settings)
+    return bool(there)
 
 
-def _compile_places(places: Iterable[Child], settings: dict[str, Any]) -> None:
-    for parent, child in places:
-        parent._modules[child] = _compiled(parent.get_submodule(child), settings)
-
-
-def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:
+def _compiled(module: nn.Module, **settings: Any) -> Any:
     """Compile the module in place, or wrap it if Dynamo would skip the module's own frame."""
     if forward_of_torch(module):
         return torch.compile(module, **settings)
