@@ -146,9 +146,8 @@ def _padded(facts: Facts, treatment: Treatment) -> Facts:
 
 
 CONVERT_OTHERS = """
-convert-before-compile convert-before-lora convert-before-parametrizing convert-experts convert-the-rest
-convert-with-torchao experts-by-grouped-gemm one-precision own-filter own-forward-around-linear
-own-projections pad-dimensions pad-token-groups pad-tokens
+convert-experts convert-the-rest experts-by-grouped-gemm one-precision pad-dimensions pad-token-groups
+pad-tokens plain-linears
 """
 """Treatments by hand that convert other layers, or give layers other shapes."""
 

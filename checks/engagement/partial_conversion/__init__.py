@@ -26,7 +26,7 @@ from typing import Any
 
 from fp8doctor import kit
 
-from .left_out import BY_CHOICE, REASONS, Reason
+from .left_out import REASONS, REST, Reason, is_stacked
 
 WORTH_MENTIONING_PCT = 5.0
 """Percent of the matmul FLOPs: less shortens the matmuls by under 2.4% (FP8 at 1.89x), a step's noise."""
@@ -61,11 +61,10 @@ def partial_conversion(facts: kit.Facts) -> kit.Finding | None:
         return None
     why: dict[Reason, list[kit.Linear]] = {}
     for each in left:
-        why.setdefault(next(one for one in REASONS if one.holds(each, fp8, facts)), []).append(each)
+        why.setdefault(next(one for one in REASONS if one.holds(each)), []).append(each)
     shares = {one: share(members, facts) for one, members in why.items()}
     main = max(shares, key=lambda each: shares[each])
-    otherwise = missing - sum(shares.get(each, 0.0) for each in BY_CHOICE)
-    chosen = otherwise < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
+    chosen = not any(map(is_stacked, left)) and done >= MOST * (done + missing)
     said = [f"{kit.plural(len(why[one]), 'layer')} ({kit.percent(shares[one])}) {one.said}" for one in why]
     now, then = bound(done, facts), bound(done + missing, facts)
     bounds = f" Upper bound for the matmuls: {now:.2f}x now, {then:.2f}x with these layers." if now else ""
@@ -96,11 +95,10 @@ def weights_share_pct(linears: Iterable[kit.Linear], facts: kit.Facts) -> float:
 def lines(reason: Reason, layers: list[kit.Linear], left: list[kit.Linear], facts: kit.Facts) -> str:
     """Return the lines with what only this model has: the class of its experts, the layers to leave out."""
     linears = facts.network.linears
-    if reason.by_name and not any(each.stack == "transformer_engine" for each in linears):
+    if reason is REST and not any(each.stack == "transformer_engine" for each in linears):
         out = [each.name for each in linears if each not in left and kit.layers.may_be_taken(each)]
         return kit.conversion.conversion(facts, beside=out)
-    kind, exported = layers[0].kind.rpartition(".")[2], kit.exported(facts, ACCELERATE_FP8_BACKEND="AO")
-    return reason.code.format(kind=kind, exported=exported)
+    return reason.code.replace("{kind}", layers[0].kind.rpartition(".")[2])
 
 
 def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:

@@ -26,7 +26,6 @@ from fp8doctor import inspect_model
 from fp8doctor.checks.engagement.partial_conversion import SILENT
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
-from tests.checks.engagement.accelerated import prepare
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
 from tests.examine.models import llama_8b
 
@@ -62,32 +61,6 @@ def fired(facts: Facts, reason: str) -> Finding:
     return finding
 
 
-def test_accelerate_stops_at_the_first_unaligned_sibling(
-    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
-) -> None:
-    model = Block()
-    model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
-    finding = fired(look(model), "convert-with-torchao")
-    assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("down", 1)
-    assert "1.31x now, 1.91x with these layers" in finding.explanation
-
-
-def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_accelerate: None) -> None:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import AORecipeKwargs
-
-    def mlp() -> nn.Module:
-        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
-
-    finding = fired(look(Accelerator(mixed_precision="fp8", cpu=True).prepare(mlp())), "own-filter")
-    assert finding.evidence["missing_layers"] == 2
-    AcceleratorState._reset_state()
-    recipe = AORecipeKwargs(module_filter_func=lambda module, name: name != "lm_head")
-    accelerator = Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[recipe])
-    assert finding_of(PARTIAL, look(accelerator.prepare(mlp()))) is None
-
-
 def gpt2() -> nn.Module:
     sizes = {"n_layer": 1, "n_embd": WIDTH, "n_head": 8, "vocab_size": 1024}
     return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
@@ -95,7 +68,7 @@ def gpt2() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("build", "reason"),
-    [(gpt2, "conv1d-to-linear"), (lambda: nn.TransformerEncoderLayer(WIDTH, 16), "own-projections")],
+    [(gpt2, "conv1d-to-linear"), (lambda: nn.TransformerEncoderLayer(WIDTH, 16), "plain-linears")],
     ids=["Conv1D beside a converted head", "projections inside attention"],
 )
 def test_layers_that_are_no_linear(build: Callable[[], nn.Module], reason: str, look: Look) -> None:
@@ -121,7 +94,7 @@ def test_exact_names_behind_a_compiled_wrapper(look: Look) -> None:
     for i in (1, 2):
         model[i] = torch.compile(model[i], backend="eager")
     convert_to_float8_training(model, module_filter_fn=lambda module, name: name in names)
-    finding = fired(look(model), "convert-before-compile")
+    finding = fired(look(model), "convert-the-rest")
     assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("1.up", 4)
     convert_to_float8_training(
         model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in names
@@ -145,7 +118,8 @@ def test_torchtunes_lora_is_no_linear() -> None:
     converted, other = SILENT.network.linears
     tuned = replace(other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear")
     network = replace(SILENT.network, linears=(converted, tuned))
-    assert fired(replace(SILENT, network=network), "convert-before-lora").evidence["missing_layers"] == 1
+    finding = found_by(PARTIAL, replace(SILENT, network=network))
+    assert (finding.severity, finding.evidence["reasons"]) == ("info", ("plain-linears",))
 
 
 @pytest.mark.parametrize(("part", "severity"), [("mlp", "info"), ("self_attn", "warning")])
@@ -178,7 +152,7 @@ def test_a_computed_weight_is_no_choice_of_a_filter(look: Look) -> None:
     with pytest.raises(TypeError, match="cannot assign"):
         convert_to_float8_training(model)
     convert_to_float8_training(model, module_filter_fn=lambda layer, name: name in ("up_2", "up_3"))
-    fired(look(model), "convert-before-parametrizing")
+    assert found_by(PARTIAL, look(model)).evidence["reasons"] == ("plain-linears",)
     parametrizations.weight_norm(model["up_2"])
     assert [each.use for each in look(model).linears()].count("training") == 2
 
