@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
@@ -99,9 +99,7 @@ WAITS: dict[str, Callable[[Observation], tuple[float, ...]]] = {
 }
 """Waits that FP8 does not shorten -> how to read them, in ms of each step."""
 
-COMPUTING = "of its GPU's computing"
-
-PARTS: dict[str, Callable[[Observation], tuple[float, ...]]] = {**WAITS, COMPUTING: _computing}
+PARTS: dict[str, Callable[[Observation], tuple[float, ...]]] = {**WAITS, "of its GPU's computing": _computing}
 """Work of a rank before the others can go on -> how to read it, in ms of each step."""
 
 
@@ -131,38 +129,22 @@ def timed_ranks(facts: Facts) -> tuple[Rank, ...]:
 
 
 def behind(facts: Facts) -> tuple[Behind, ...]:
-    """Find the slower ranks, the slowest first; by their steps only those that no part explains.
+    """Find the slower ranks, the slowest first; by their steps only those that no wait explains.
 
     Ranks that wait for each other take the same time for a step. The slow one shows by its time before the
-    others can go on.
+    others can go on. What GPUs compute does not show it: kernels are slow next to an exchange that waits.
     """
     ranks, found = timed_ranks(facts), list[Behind]()
     whole_ms = median(median(each.observed.steps_ms) for each in ranks) if ranks else 0.0
-    for what, read in {**PARTS, "for a step": lambda observed: observed.steps_ms}.items():
-        explained = set[int]() if what in PARTS else {each.rank for each in found}
+    for what, read in {**WAITS, "for a step": lambda observed: observed.steps_ms}.items():
+        explained = set[int]() if what in WAITS else {each.rank for each in found}
         samples = {each.rank: if_recorded(read, each.observed) or () for each in ranks}
         seen = {rank: interval(ms) for rank, ms in samples.items() if ms}
         for rank, own in seen.items():
             others = [each.value for other, each in seen.items() if other != rank]
-            if not others or rank in explained or (what == COMPUTING and _waits_longer(rank, ranks)):
-                continue
-            if what == COMPUTING and own.value > whole_ms:
-                continue  # other processes used its GPU while it was profiled
-            if counts(own.low - median(others), whole_ms):
+            if others and rank not in explained and counts(own.low - median(others), whole_ms):
                 found.append(Behind(rank, what, own.value, median(others), whole_ms))
     return tuple(sorted(found, key=lambda each: -each.by_ms))
-
-
-def _waits_longer(rank: int, ranks: Sequence[Rank]) -> bool:
-    """Return whether a rank communicates alone for longer than the others, and so waits for them.
-
-    Its kernels are slow next to an exchange that waits: of two even ranks that with 36 ms alone computed
-    for 111 ms, the other, with 10, for 94 (FSDP2, two H200s, torch 2.11); so did 21 of 29 recorded pairs.
-    """
-    alone = {each.rank: if_recorded(exposed_ms, each.observed) for each in ranks}
-    others = [ms for number, ms in alone.items() if number != rank and ms is not None]
-    own = alone[rank]
-    return own is not None and bool(others) and own > median(others)
 
 
 def late_ms(facts: Facts) -> float:
