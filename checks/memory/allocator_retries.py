@@ -23,15 +23,6 @@ from fp8doctor import kit
 FULL = 0.85
 """Share of the memory from which the step fills it, not the trial's copies; the page's FP8 run used 87%."""
 
-SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables that configure the allocator; torch 2.9 adds the second name."""
-
-LESS = kit.Treatment(
-    name="less-memory",
-    summary="halve the micro-batch and accumulate twice as often, or checkpoint activations",
-    code="TrainingArguments(..., per_device_train_batch_size=BATCH // 2, "
-    "gradient_accumulation_steps=2 * STEPS)",
-)
 EXPANDABLE = kit.Treatment(
     name="expandable-segments",
     summary="use expandable segments (set before torch is imported); if retries stay, free what "
@@ -50,8 +41,6 @@ def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     if not own:
         return None
     peak = f" The step peaks at {peak_gib:.1f} of {memory_gib:.0f} GiB." if peak_gib and memory_gib else ""
-    settings = (facts.environment.variables.get(each, "") for each in SETTINGS)
-    fix = LESS if any("expandable_segments:True" in each for each in settings) else EXPANDABLE
     return kit.Finding(
         title=f"The GPU had too little free memory: the allocator retried {kit.plural(own, 'time')} so far",
         explanation="Each time it waits for the GPU and returns its whole cache to the driver, which "
@@ -61,7 +50,7 @@ def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
             "peak_gib": peak_gib,
             "gpu_gib": memory_gib,
         },
-        treatment=free_memory(facts, memory_gib) or fix,
+        treatment=free_memory(facts, memory_gib) or EXPANDABLE,
     )
 
 

@@ -34,15 +34,6 @@ ROUND_AS_EAGER = kit.Treatment(
 NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/float8.py``)."""
 
 
-REPAIR = kit.Treatment(
-    name="repair-weight",
-    summary="leave that layer out of quantize_, or load its weight again",
-    code="# an all-zero weight turns into NaN when it is stored in FP8: its scale is 0\n"
-    'quantize_(model, config, filter_fn=lambda layer, name: isinstance(layer, nn.Linear) and name != "...")',
-    kind="sketch",
-)
-
-
 @kit.check(
     "NUM001",
     "non-finite",
@@ -101,7 +92,6 @@ def not_of_fp8_alone(bf16: bool | None, names: tuple[str, ...], facts: kit.Facts
         explanation=f"{watched.where} {said}" if watched and watched.where else said,
         evidence={"non_finite": names, "step": watched.step if watched else None},
         breaks="not_finite" if certain else kit.NOT_RECORDED,
-        treatment=REPAIR if watched and "frozen" in watched.where else None,
     )
 
 

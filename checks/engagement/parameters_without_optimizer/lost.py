@@ -54,7 +54,6 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     names = [name for each in lost.values() for name in each]
     if not names:
         return None
-    some = len(seen.without_forward) < len(facts.network.fp8)
     return kit.Finding(
         severity="error" if seen.bypassed else "warning",
         title="; ".join(
@@ -63,11 +62,7 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         explanation=f"{kit.plural(seen.linears, 'Linear')} became FP8 layers while the model file was "
         f"loaded. {len(set(names))} of them lost something that nobody put back.",
         evidence={"converted": seen.linears, "lost": len(names), "first": names[0]},
-        treatment=CONVERT_FIRST
-        if not seen.without_forward
-        else kit.keep_in_bf16(seen.without_forward, facts)
-        if some
-        else kit.stay_in_bf16(facts, "a conversion drops the forward of all of these classes"),
+        treatment=kit.keep_in_bf16(seen.without_forward, facts) if seen.without_forward else CONVERT_FIRST,
     )
 
 
@@ -84,25 +79,19 @@ def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     wrapped = [each for each in mxfp8 if not kit.cost.is_grouped(each)]
     if not wrapped:
         return kit.NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
-    adds = [(each, adds_bias(each, facts)) for each in wrapped if each.bias]
-    dropped = [each for each, added in adds if added is False]
-    if not dropped:
-        if any(added is None for _, added in adds):
-            raise kit.Unrecorded(kit.Linear, "features", "nothing shows whether the wrapper adds the bias")
+    biased, found = [each for each in wrapped if each.bias], kit.installed(facts, "torchao")
+    drops = found is not None and DROPS_BIAS[0] <= found < DROPS_BIAS[1]
+    dropped = [each for each in biased if drops and not each.features.get("own_forward")]
+    if not biased:
         return None
+    if not dropped:
+        raise kit.Unrecorded(kit.Linear, "features", "nothing shows whether the wrapper adds the bias")
     return kit.Finding(
         title=f"{kit.plural(len(dropped), 'MXFP8 layer')} "
         f"{'loses its' if len(dropped) == 1 else 'lose their'} bias{kit.named(dropped, len(wrapped))}",
-        explanation=f"torchao {kit.installed(facts, 'torchao') or ''} multiplies input and weight and omits "
+        explanation=f"torchao {found} multiplies input and weight and omits "
         "the bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
         breaks="layers_do_not_learn",
         treatment=kit.conversion.mxfp8_without_biases("biases-in-float8", facts),
     )
-
-
-def adds_bias(linear: kit.Linear, facts: kit.Facts) -> bool | None:
-    """Whether the wrapper adds the bias, by torchao's version; None if that does not show it."""
-    found, (first, end) = kit.installed(facts, "torchao"), DROPS_BIAS
-    drops = found is not None and first <= found < end and not linear.features.get("own_forward")
-    return False if drops else None

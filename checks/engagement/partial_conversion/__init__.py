@@ -125,14 +125,15 @@ def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
     return kit.cost.amdahl(min(fp8_pct, 100.0) / 100.0, kit.cost.large_gemm_speedup(gpu))
 
 
-def _blocks(**second: Any) -> kit.Facts:
-    linears = (kit.float8(flops_share_pct=50.0), kit.float8("blocks.1.up", flops_share_pct=50.0, **second))
+def _blocks(share_pct: float = 50.0, **second: Any) -> kit.Facts:
+    left = kit.float8("blocks.1.up", flops_share_pct=share_pct, **second)
+    linears = (kit.float8(flops_share_pct=100.0 - share_pct), left)
     known = {"batch_source": None, "tokens": None, "forward_chain": (), "accelerate": None}
     return kit.example(linears=linears, compile_marks=(), **known)
 
 
 FIRES = (
     _blocks(kind="torch.nn.modules.linear.Linear", stack="torch", use="none", recipe=None, in_features=4096),
-    _blocks(role="experts", gemms=16, features={"grouped_gemm": False}, use="none"),
+    _blocks(95.0, role="experts", gemms=16, features={"grouped_gemm": False}, use="none"),
 )
 SILENT = _blocks()

@@ -26,21 +26,21 @@ def experts_not_reached(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
         return None
     first, rest = left[0], max(0.0, 100.0 - share - apart)
     most = bound(rest, facts)
-    little = most is not None and most < LITTLE
-    at_most = f": at most {most:.2f}x for the matmuls, without casts" if most else ""
+    if most is None or most >= LITTLE:
+        return None
     return kit.Finding(
-        severity=None if little else "info",
         title=f"Experts hold {kit.percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 "
         "could take, and stay in 16 bits",
         explanation=f"Each expert is {first.in_features} x {first.out_features}; torchao's own filter "
         "expects FP8 to be slower at this size. Without them, the head and the router, "
-        f"{kit.percent(rest)} of all matmul FLOPs are left for FP8{at_most}.",
+        f"{kit.percent(rest)} of all matmul FLOPs are left for FP8: at most {most:.2f}x for the matmuls, "
+        "without casts.",
         evidence={
             "weights": len(left),
             "share_pct": round(share, 1),
             "left_for_fp8_pct": round(rest, 1),
-            "ceiling": most and round(most, 2),
+            "ceiling": round(most, 2),
             "first": first.name,
         },
-        treatment=kit.stay_in_bf16(facts, "the experts are too small for it") if little else None,
+        treatment=kit.stay_in_bf16(facts, "the experts are too small for it"),
     )
