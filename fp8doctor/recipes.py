@@ -43,7 +43,6 @@ class Recipe(Struct, frozen=True, kw_only=True):
     below: VersionNumbers | None = None  # first compute capability on which it no longer runs
     cuda: VersionNumbers = (0,)  # lowest CUDA version
     torch_on_ada: VersionNumbers = (0,)  # lowest torch on compute capability 8.9
-    amd: tuple[str, ...] | None = None  # prefixes of supported AMD architectures; None if its stack decides
     # First version with `config`. Source: wheels of torchao 0.8 to 0.17, Transformer Engine 2.1 to 2.3.
     since: str = "0"
     # Elements that must divide both sides of a weight. Source: torch ``_check_scaled_mm_sizes``. Transformer
@@ -87,7 +86,6 @@ class Stack(Struct, frozen=True, kw_only=True):
     eager: Launch = Launch()
     compiled: Launch = Launch()
     forward_tokens: int | None = None  # must divide the tokens of a frozen layer; None if its recipe decides
-    amd: tuple[str, ...] = ("gfx",)  # beginnings of the AMD architectures on which its FP8 runs
     cuda_on_ada: VersionNumbers = (0,)  # lowest CUDA version on compute capability 8.9
     # Lowest compute capability -> the recipe of layers that are given none, the highest first.
     defaults: tuple[tuple[VersionNumbers, str], ...] = ()
@@ -122,8 +120,6 @@ TRANSFORMER_ENGINE = Stack(
     compiled=Launch(6, 0.39),
     # No matmul of a frozen te.Linear has the tokens inside: assert_dim_for_fp8_exec.
     forward_tokens=8,
-    # "Device arch gfx94x or gfx95x required for FP8 execution" (2.1.0, ROCm/TransformerEngine#359)
-    amd=("gfx94", "gfx95"),
     cuda_on_ada=(12, 1),  # and cuBLASLt: check_fp8_support in Transformer Engine 1.0 to 2.20
     # get_default_fp8_recipe in Transformer Engine 2.20
     defaults=(((12, 0), "current"), ((10, 0), "mxfp8"), ((0, 0), "delayed")),
@@ -209,7 +205,6 @@ _TORCHAO = (
         first=(10, 0),
         below=(11, 0),
         cuda=(12, 8),
-        amd=("gfx950",),  # torchao 0.18 mx_formats/kernels.py asks for is_MI350
         multiple=_MX,
         # Grouped: torchao 0.15 prototype/moe_training/README.md, a B200. A Llama 3 8B takes 1.080 times as
         # long as with tensorwise (8192 tokens, eight B200, torchao 0.13 docs), all of it counted as casts.
@@ -237,7 +232,6 @@ _TORCHAO = (
         classes=("Float8BlockwiseLinear",),
         granularity="block",
         first=(9, 0),
-        amd=(),  # torchao 0.18 blockwise_fp8_training/linear.py: SM90
         multiple=_BLOCK,
     ),
 )

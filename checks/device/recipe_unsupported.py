@@ -2,9 +2,9 @@
 
 FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0 (Hopper). Ampere has
 none: FP8 raises there or, in Accelerate, becomes fp16. AMD's gfx94x (MI300), gfx95x (MI350), gfx120x and
-gfx125x have FP8 cores. MXFP8 and NVFP4 need Blackwell (10.x) or gfx950; 128x128 blocks need 9.0 and, in
-Transformer Engine, CUDA 12.9. On 8.9 torchao's rowwise scales need torch 2.7. Transformer Engine 2.19 has
-fixes for NVFP4 on 12.x (RTX 50), where fp8doctor did not run it: the first issue below is open.
+gfx125x have FP8 cores; which recipe runs there fp8doctor does not judge. MXFP8 and NVFP4 need Blackwell
+(10.x); 128x128 blocks need 9.0 and, in Transformer Engine, CUDA 12.9. On 8.9 torchao's rowwise scales need
+torch 2.7. NVFP4 on 12.x (RTX 50) is not judged either: the first issue below is open.
 
     from torchao.quantization import quantize_
     quantize_(model, MXFP8TrainingOpConfig())  # before: on an H100
@@ -22,21 +22,12 @@ https://github.com/pytorch/pytorch/issues/130359
 
 from __future__ import annotations
 
-from packaging.version import Version
-
 from fp8doctor import kit
 
-PLAIN_NVFP4 = kit.recipes.Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
-"""Needs of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
-
-NVFP4_ANYWHERE = Version("2.19")
-"""First Transformer Engine whose NVFP4 also trains on 12.x. Source: #3281 and #3265; not run on a 12.x."""
+NVFP4_UNJUDGED = (11, 0)
+"""On 12.x it runs from Transformer Engine 2.19 on, or without Hadamard transform and stochastic rounding."""
 
 CURRENT_SCALING = "with te.autocast(recipe=Float8CurrentScaling()):\n    output = model(**batch)"
-PLAIN = (
-    "recipe = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)\n"
-    "with te.autocast(recipe=recipe):\n    output = model(**batch)"
-)
 
 
 @kit.check("GPU002", "recipe-unsupported", severity="error", invalidates_model=True)
@@ -46,34 +37,29 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
         none = "the first visible GPU has no FP8 tensor cores" if gpu else "no GPU is visible"
         return kit.NotApplicable(reason=none)
     layers = [each for each in facts.network.fp8 if each.recipe and not each.features.get("emulate")]
-    wanted = {(each.stack, each.recipe or ""): needs_of(each, facts, gpu) for each in layers}
-    on_amd = gpu.vendor == "amd"
+    wanted = {(each.stack, each.recipe or ""): kit.recipes.recipe_of(each) for each in layers}
     if not wanted:
         return kit.NotApplicable(reason="no FP8 layer names its recipe")
-    reasons = {}
-    for (stack, recipe), needed in wanted.items():
-        if why := kit.recipe_support.unmet(stack, needed, gpu, facts):
-            reasons[stack, recipe] = why
+    if kit.recipe_support.capability(gpu) >= NVFP4_UNJUDGED:
+        wanted.pop(("transformer_engine", "nvfp4"), None)
+    reasons = {
+        own: why for own, needs in wanted.items() if (why := kit.recipe_support.unmet(needs, gpu, facts))
+    }
     if not reasons:
         return None
     (stack, recipe), reason = next(iter(reasons.items()))
-    of_te = stack == "transformer_engine"
-    nvfp4 = of_te and recipe == "nvfp4" and kit.recipe_support.capability(gpu) >= PLAIN_NVFP4.first
     summary, code = "convert with the tensorwise recipe", kit.conversion.with_recipe("tensorwise", facts)
-    if nvfp4:
-        summary = f"NVFP4 without Hadamard transform and stochastic rounding, or version {NVFP4_ANYWHERE}"
-        code = PLAIN
-    elif of_te and not on_amd:
+    if stack == "transformer_engine":
         summary, code = "current scaling, which every GPU with FP8 tensor cores runs", CURRENT_SCALING
     texts = [f"{name} ({owner}): {text}" for (owner, name), text in reasons.items()]
     return kit.Finding(
         title=f"{recipe} does not run here: {reason}",
-        explanation=f"{'. '.join(texts)}. The first step raises{', or its gradients are zero' * nvfp4}.",
+        explanation=f"{'. '.join(texts)}. The first step raises.",
         evidence={
             "recipes": tuple(name for _, name in reasons),
             "layers": sum((linear.stack, linear.recipe) in reasons for linear in layers),
             "gpu": gpu.name,
-            "capability": gpu.architecture if on_amd else gpu.compute_capability,
+            "capability": gpu.compute_capability,
         },
         breaks="step_raises" if layers and not kit.own_step.ran_on_a_gpu(facts) else kit.NOT_RECORDED,
         treatment=kit.Treatment(name="recipe-that-fits", summary=summary, code=code),
@@ -82,21 +68,6 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
 
 def visible_gpus(facts: kit.Facts) -> list[kit.Gpu]:
     return [gpu for gpu in facts.gpus if gpu.visible] or kit.recipe_support.assumed_gpus(facts)
-
-
-def needs_of(linear: kit.Linear, facts: kit.Facts, gpu: kit.Gpu) -> kit.recipes.Recipe:
-    """Say what a layer's recipe needs with its settings, in the version that is installed."""
-    own = (linear.stack, linear.recipe or "")
-    needed = kit.recipes.RECIPES.get(own, kit.recipes.UNKNOWN)  # which needs FP8 cores alone
-    if own != ("transformer_engine", "nvfp4") or gpu.vendor == "amd":
-        return needed
-    if linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding"):
-        return PLAIN_NVFP4
-    version = kit.installed(facts, "transformer_engine")
-    if version is None and needed.below and kit.recipe_support.capability(gpu) >= needed.below:
-        why = "Transformer Engine's version decides whether it trains here"
-        raise kit.Unrecorded(kit.facts.Package, "version", why)
-    return PLAIN_NVFP4 if version and version >= NVFP4_ANYWHERE else needed
 
 
 @kit.check("GPU002", "no-fp8-tensor-cores", severity="error", invalidates_model=True, was="GPU001")

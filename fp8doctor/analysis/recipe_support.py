@@ -13,7 +13,6 @@ from fp8doctor.recipes import (
     STACKS,
     TRANSFORMER_ENGINE,
     Recipe,
-    Stack,
     VersionNumbers,
     default_recipe,
     recipe_of,
@@ -59,20 +58,16 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
-def unmet(stack: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
-    """Explain why a recipe does not run: a need, or the try's exception; None if it seems to."""
+def unmet(wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
+    """Explain why a recipe does not run; None if it seems to, as on every AMD GPU with FP8 cores."""
     if gpu.vendor == "amd":
-        known = wanted.amd if wanted.amd is not None else STACKS.get(stack, Stack(name=stack)).amd
-        if (gpu.architecture or "").startswith(known):
-            return None
-        on = f"it needs {' or '.join(known)}, and {gpu.name} is {gpu.architecture}"
-        return on if known else "it runs on no GPU of AMD's"
+        return None
     have, cuda = capability(gpu), facts.software.cuda
     if not recipes.runs_on(wanted, have):
         below = f" and below {dotted(wanted.below)}" if wanted.below else ""
         limit = f"{dotted(wanted.first)} or higher{below}"
         return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"
-    on_ada = STACKS[stack].cuda_on_ada if stack in STACKS and have == FIRST_WITH_FP8 else (0,)
+    on_ada = STACKS[wanted.stack].cuda_on_ada if wanted.stack in STACKS and have == FIRST_WITH_FP8 else (0,)
     least = max(wanted.cuda, on_ada)
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
@@ -90,17 +85,14 @@ def dotted(version: VersionNumbers) -> str:
 
 
 def runs_on(facts: Facts, recipe: Recipe) -> list[Gpu]:
-    """List the visible GPUs that can run a recipe, with this CUDA.
-
-    On an AMD GPU block scaling counts only if the recipe names the architecture.
-    """
+    """List the visible GPUs that can run a recipe, with this CUDA; AMD's no block scaling, which few have."""
     return [
         gpu
         for gpu in facts.gpus
         if gpu.visible
         and has_fp8(gpu)
-        and not (gpu.vendor == "amd" and recipe.granularity == "block" and recipe.amd is None)
-        and unmet(recipe.stack, recipe, gpu, facts) is None
+        and not (gpu.vendor == "amd" and recipe.granularity == "block")
+        and unmet(recipe, gpu, facts) is None
     ]
 
 
