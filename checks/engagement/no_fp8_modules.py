@@ -36,12 +36,6 @@ NOT_YET = (
     "first step: 'fp8doctor run train.py' does that."
 )
 
-PAD = kit.Treatment(
-    name="pad-dimensions",
-    summary=f"make the widths multiples of {MULTIPLE}",
-    code=f"hidden_size = {MULTIPLE} * math.ceil(hidden_size / {MULTIPLE})",
-)
-
 
 @kit.check(
     "MOD001",
@@ -96,7 +90,7 @@ def why_none(
     if conv1d and (flag or (asked == CONVERTER and not copied)):
         return f"{conv1d} of them are Conv1D, which no converter accepts as a Linear.", kit.treatments.CONV1D
     if flag and kit.fp8_request.was_prepared(facts) and not any(map(kit.layers.fits_fp8, linears)):
-        return f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all.", PAD
+        return f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all.", None
     code: str | None = f"{kit.conversion.switched_on(facts)}\n{PREPARE}"
     if flag and kit.fp8_request.was_prepared(facts):
         cause = "Another precision prepared the model, it was replaced later, or only its ends are Linears."

@@ -10,8 +10,8 @@ Megatron needs is listed too: under FSDP, CUDA_DEVICE_MAX_CONNECTIONS=1 ends the
 
     python train.py                         # after
 
-Ignore it while you are looking for that error, or if you need the determinism. A switch that costs time only
-during compilation is information. fp8doctor reads the settings and does not time them.
+Ignore it while you are looking for that error, or if you need the determinism. Switches that cost time only
+during compilation are not reported. fp8doctor reads the settings and does not time them.
 https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
 https://github.com/NVIDIA/TransformerEngine/blob/02e278f/docs/envvars.rst
 https://github.com/pytorch/torchtitan/issues/1147
@@ -27,8 +27,6 @@ from fp8doctor import kit
 OFF = ("", "0", "false", "off", "no", "none", "n", "f")
 """Values that switch nothing on, in any case."""
 
-ON = "1|true|on|yes|y"
-
 
 class Switch(NamedTuple):
     """A variable, its cost, and the values that switch it on (without a pattern, all but `OFF`)."""
@@ -36,8 +34,6 @@ class Switch(NamedTuple):
     name: str
     cost: str
     values: str | None = None
-    each_step: bool = True
-    """False when it costs only while something is compiled."""
     under: str = ""
     """How the name of the wrapper begins under which it costs time."""
 
@@ -49,7 +45,7 @@ SWITCHES = (
     Switch("PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor costs a cudaMalloc and a cudaFree"),
     # torch/_inductor/config.py: nan_asserts; torch/_inductor/runtime/triton_heuristics.py.
     Switch("TORCHINDUCTOR_NAN_ASSERTS", "compiled code checks every buffer for NaN and waits for it", "1"),
-    Switch("TRITON_INTERPRET", "Triton's kernels run in Python, element by element", ON),
+    Switch("TRITON_INTERPRET", "Triton's kernels run in Python, element by element", "1|true|on|yes|y"),
     # torch.distributed: every collective is preceded by a check that all ranks call the same one.
     Switch("TORCH_DISTRIBUTED_DEBUG", "every collective is first compared across all ranks", "detail"),
     # pytorch/torchtitan#1147: Megatron's tensor parallelism wants it; its arguments refuse it with FSDP.
@@ -66,12 +62,8 @@ SWITCHES = (
     Switch("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "attention takes only deterministic, slower algorithms", "0"),
     Switch("NVTE_BACKWARD_OVERRIDE", "gradients multiply in 16 bits", "high.*|deq.*"),
     Switch("NVTE_UNFUSED_FP8_UPDATE", "amax and scales are updated by many small kernels"),
-    # torch/_logging/_internal.py; torch/_inductor/config.py; torch/compiler/config.py; Triton's docs.
-    Switch("TORCH_LOGS", "compilation writes its debug log", r"(.*,)?\s*(\+(?!help).*|all(,.*)?)", False),
+    # torch/compiler/config.py.
     Switch("TORCH_COMPILE_OVERRIDE_BACKENDS", "graphs run with another backend than named", ".*eager.*"),
-    Switch("TORCH_COMPILE_DEBUG", "compilation writes every graph and kernel to a folder", "1", False),
-    Switch("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "every start compiles everything again", "1", False),
-    Switch("TRITON_ALWAYS_COMPILE", "every start compiles all Triton kernels again", ON, False),
 )
 
 FILLS = ", and every new tensor is filled with NaN first"
@@ -100,15 +92,12 @@ def debug_switch_on(facts: kit.Facts) -> kit.Finding | None:
     said |= {name: cost.removesuffix(unfilled) for name, (cost, _) in called.items()}
     if not said:
         return None
-    costly = [f"{each.name}={variables[each.name]}" for each in set_here if each.each_step] + [*called]
     in_shell = "# in the shell: " if called else ""
     lines = [f"{in_shell}unset {each.name}" for each in set_here] + [line for _, line in called.values()]
     return kit.Finding(
-        severity=None if costly else "info",
         title=f"{len(said)} debug {'switch is' if len(said) == 1 else 'switches are'} on: {', '.join(said)}",
-        explanation=" ".join(f"{name}: {cost}." for name, cost in said.items())
-        + ("" if costly else " This costs time during compilation, not in a step."),
-        evidence={"switches": tuple(said), "in_each_step": tuple(costly)},
+        explanation=" ".join(f"{name}: {cost}." for name, cost in said.items()),
+        evidence={"switches": tuple(said)},
         treatment=kit.Treatment(
             name="switches-off", summary="switch the debug switches off", code="\n".join(lines)
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fp8doctor.analysis.conversion import names_in_python
-from fp8doctor.analysis.layers import in_its_place, in_python
+from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
@@ -58,10 +58,11 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
     if len(beside) > BESIDE_AT_MOST or not (lists or blocks_are_compiled(network)):
         return compile_model(facts)
+    model, names_of = in_python("", network), {each.name: in_python(each.name, network) for each in beside}
     apart = [
-        in_its_place(each.name, "torch.compile({})", network)
+        f'{model}.set_submodule("{each.name}", torch.compile({names_of[each.name]}))'
         if each.kind.startswith(TORCH_NN)
-        else f"{in_python(each.name, network)}.compile()"
+        else f"{names_of[each.name]}.compile()"
         for each in beside
     ]
     lines = with_kernels(_with_reason([*(_loop(each, network) for each in lists), *apart]), facts)
@@ -101,16 +102,8 @@ def marks_without_kernels(facts: Facts) -> tuple[CompileMark, ...]:
 
 
 def with_kernels(lines: list[str], facts: Facts) -> list[str]:
-    """Give the user's compilation kernels first if it has none: its graph would hide others inside.
-
-    The lines follow unless it compiles the whole model or every block then.
-    """
-    marked = {each.name for each in marks_without_kernels(facts)}
-    if not marked:
-        return lines
-    blocks = {f"{each.name}.{number}" for each in facts.network.blocks for number in range(each.count)}
-    every = "" in marked or (blocks and blocks <= marked)
-    return [*with_default_backend(facts), *([] if every else lines)]
+    """Give the user's compilation kernels first if it has none: its graph would hide others inside."""
+    return [*(with_default_backend(facts) if marks_without_kernels(facts) else []), *lines]
 
 
 def with_default_backend(facts: Facts) -> list[str]:

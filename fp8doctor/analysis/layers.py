@@ -22,17 +22,15 @@ INSIDE = {
 """Class of a wrapper -> its attribute that holds what it wraps."""
 
 
-def in_python(name: str, network: Network, *, either: bool = False) -> str:
+def in_python(name: str, network: Network) -> str:
     """Write a module as a script does that calls its model ``model``.
 
     ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``. Only a container takes an index; if
-    the facts do not say that a module is one, its children are named. Lines that run before the model is
-    wrapped or after it name it in ``either`` case.
+    the facts do not say that a module is one, its children are named.
     """
-    model = _model(network)
-    if either and model != "model":
-        model = 'getattr(model, "module", model)'
-    written, path = model, ""
+    wrapped = any(each in KEEP_IT_IN_MODULE for each in network.get("wrappers", ()))
+    model = written = "model.module" if wrapped else "model"
+    path = ""
     for part in filter(None, name.split(".")):
         container = _container(path, network)
         path = f"{path}.{part}".lstrip(".")
@@ -45,24 +43,6 @@ def in_python(name: str, network: Network, *, either: bool = False) -> str:
         else:
             written = f"{model}.get_submodule({json.dumps(path)})"
     return written
-
-
-def in_its_place(name: str, made: str, network: Network) -> str:
-    """Write the line that puts something made of a module in the module's place.
-
-    ``{}`` in ``made`` stands for the module.
-    """
-    module = in_python(name, network)
-    value = made.format(module)
-    if not module.endswith(")"):
-        return f"{module} = {value}"
-    model, _, path = module.partition(".get_submodule(")
-    return f"{model}.set_submodule({path.removesuffix(')')}, {value})"
-
-
-def _model(network: Network) -> str:
-    wrapped = any(each in KEEP_IT_IN_MODULE for each in network.get("wrappers", ()))
-    return "model.module" if wrapped else "model"
 
 
 def wrapped_in_python(network: Network) -> str:

@@ -91,9 +91,7 @@ class FiniteSteps(NamedTuple):
     now: tuple[str, ...] | None
     """``loss``, ``gradients``; empty if finite."""
     bf16: bool | None
-    """With the same weights and batch: the job's own step if the model holds no FP8."""
-    depends_on_form: bool
-    """True if BF16 is finite in one form and not in another."""
+    """With the same weights and batch, in every form: the job's own step if the model holds no FP8."""
 
 
 def finite_steps(facts: Facts) -> FiniteSteps:
@@ -110,7 +108,7 @@ def finite_steps(facts: Facts) -> FiniteSteps:
         fp8 = any(each.use in ("training", "unknown") or stores_fp8(each) for each in network.linears)
         if not (fp8 or network.get("float8_parameters") or network.get("fp8_calls")):
             bf16.append(not now)
-    return FiniteSteps(now, all(bf16) if bf16 else None, len(set(bf16)) > 1)
+    return FiniteSteps(now, all(bf16) if bf16 else None)
 
 
 def _not_finite(facts: Facts, *names: str) -> list[tuple[str, ...]]:

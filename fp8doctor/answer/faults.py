@@ -104,8 +104,7 @@ def non_finite(facts: Facts) -> str:
     seen = finite_steps(facts)
     if not seen.now:
         return ""
-    too = f"in {'a form of ' * seen.depends_on_form}BF16 too"
-    bf16 = {True: "BF16 is finite", False: too, None: "BF16 was not looked at"}[seen.bf16]
+    bf16 = {True: "BF16 is finite", False: "in BF16 too", None: "BF16 was not looked at"}[seen.bf16]
     where = (facts.get("not_finite.where") or "").partition(". ")[0].rstrip(".")
     where = f"{where[:1].lower()}{where[1:]}" if where.startswith("The ") else where
     return f"NaN or infinity in the {' and '.join(seen.now)}; {where or bf16}"

@@ -29,20 +29,20 @@ def job(*, fp8: bool = True, losses: tuple[float | None, ...] = (), **arms: tupl
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        (job(), (None, None, False)),
-        (job(as_is=None, bf16=None), (None, None, False)),
-        (job(as_is=(), bf16=()), ((), True, False)),
-        (job(as_is=BOTH, bf16=()), (BOTH, True, False)),
-        (job(as_is=BOTH, bf16=(), bf16_compiled=("loss",)), (BOTH, False, True)),
-        (job(losses=(1.0, None)), (("loss",), None, False)),
-        (job(losses=(1.0, None), as_is=("gradients",), bf16=()), (BOTH, True, False)),
-        (job(fp8=False, losses=(1.0, 0.9)), ((), True, False)),
-        (job(fp8=False, losses=(1.0, None)), (("loss",), False, False)),
-        (replace(job(losses=(1.0, 0.9)), not_finite=LATER), (("gradients",), None, False)),
+        (job(), (None, None)),
+        (job(as_is=None, bf16=None), (None, None)),
+        (job(as_is=(), bf16=()), ((), True)),
+        (job(as_is=BOTH, bf16=()), (BOTH, True)),
+        (job(as_is=BOTH, bf16=(), bf16_compiled=("loss",)), (BOTH, False)),
+        (job(losses=(1.0, None)), (("loss",), None)),
+        (job(losses=(1.0, None), as_is=("gradients",), bf16=()), (BOTH, True)),
+        (job(fp8=False, losses=(1.0, 0.9)), ((), True)),
+        (job(fp8=False, losses=(1.0, None)), (("loss",), False)),
+        (replace(job(losses=(1.0, 0.9)), not_finite=LATER), (("gradients",), None)),
     ],
 )  # fmt: skip
 def test_what_was_seen_is_told_of_the_step_that_it_was_seen_in(
-    facts: Facts, expected: tuple[tuple[str, ...] | None, bool | None, bool]
+    facts: Facts, expected: tuple[tuple[str, ...] | None, bool | None]
 ) -> None:
     assert finite_steps(facts) == FiniteSteps(*expected)
 

@@ -1,10 +1,14 @@
-"""What the new layers of a conversion do not have any more: ties, hooks, forwards and biases."""
+"""What the new layers of a conversion do not have any more: ties, hooks, forwards, biases, a storage."""
 
 from __future__ import annotations
 
 from packaging.version import Version
 
 from fp8doctor import kit
+
+ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
+"""torchao's wrapper for FSDP's float8 all-gather, without the storage for which safetensors asks. Source:
+``torchao/float8/fsdp_utils.py``, 0.10 to 0.18."""
 
 DROPS_BIAS = Version("0.17"), Version("0.19.dev0")
 """First torchao whose MXFP8 wrapper omits the bias, and the first that may not. Run in 0.18, read in 0.17;
@@ -25,7 +29,7 @@ def tied_weights_untied(facts: kit.Facts) -> kit.Finding | None:
     if not pairs:
         return None
     one, other = pairs[0]
-    model, here, there = (kit.in_python(each, facts.network, either=True) for each in ("", *pairs[0]))
+    model, here, there = (kit.in_python(each, facts.network) for each in ("", *pairs[0]))
     return kit.Finding(
         title=f"{one} is no longer tied to {other}{f', nor {len(pairs) - 1} more' * (len(pairs) > 1)}",
         explanation="The conversion made two parameters of one: they train independently, and a checkpoint "
@@ -95,3 +99,32 @@ def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         breaks="layers_do_not_learn",
         treatment=kit.conversion.mxfp8_without_biases("biases-in-float8", facts),
     )
+
+
+@kit.check("MOD007", "cannot-be-saved", severity="error", was="MOD010", **kit.WRONG_FP8_STEP)
+def cannot_be_saved(facts: kit.Facts) -> kit.Finding | None:
+    if any("FSDP" in each or "FullySharded" in each for each in facts.get("network.wrappers", ())):
+        return None  # FSDP gathers weights into ordinary tensors first
+    trained = [each for each in facts.network.fp8 if each.adapter != "base"]
+    layers = [each for each in trained if (each.weight_class or "").endswith(ALL_GATHER_WEIGHT)]
+    writer = writer_of(facts) if layers else None
+    if writer is None:
+        return None
+    return kit.Finding(
+        severity="warning" if writer.startswith("Accelerate") else None,
+        title=f"{kit.plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {ALL_GATHER_WEIGHT}"
+        f"{kit.named(layers, len(trained))}",
+        explanation=f"{writer} fails on them: they have no storage of their own.",
+        evidence={"layers": len(layers), "weight_class": layers[0].weight_class, "writer": writer},
+        treatment=kit.treatments.ORDINARY_WEIGHTS,
+    )
+
+
+def writer_of(facts: kit.Facts) -> str | None:
+    """Name what writes this job's checkpoints with safetensors; None if nothing shows it."""
+    if facts.training.trainer:
+        return "A Trainer's checkpoint, which uses safetensors,"
+    if facts.network.save_pretrained:
+        return "save_pretrained, which writes safetensors,"
+    prepared = facts.training.accelerate and facts.training.accelerate.prepared
+    return "Accelerate's save_state, which writes safetensors by default," if prepared else None

@@ -11,7 +11,6 @@ from accelerate.utils import AORecipeKwargs
 from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.prototype.moe_training.config import Float8TrainingOpConfig
 from torchao.quantization import quantize_
 
 from fp8doctor import inspect_model
@@ -154,18 +153,6 @@ def test_what_saves_a_model_decides(look: Look, forget_accelerate: None, tmp_pat
     assert found_by(UNSAVED, look(model)).severity == "warning", "another format may be asked for"
     with pytest.raises(RuntimeError, match="invalid python storage"):
         accelerator.save_model(model, str(tmp_path))
-
-
-@pytest.mark.slow
-def test_wrappers_of_torchaos_prototypes_are_saved_unwrapped(look: Look, tmp_path: Path) -> None:
-    model = llama().bfloat16()
-    body = lambda module, name: isinstance(module, nn.Linear) and "head" not in name  # noqa: E731
-    quantize_(model, Float8TrainingOpConfig(), filter_fn=body)
-    with pytest.raises(RuntimeError, match="invalid python storage"):
-        model.save_pretrained(tmp_path)
-    exec(fix_of(UNSAVED, look(model)).code, {"model": model, "folder": tmp_path})
-    weight = type(model).from_pretrained(tmp_path).model.layers[1].mlp.up_proj.weight
-    assert torch.equal(weight, model.model.layers[1].mlp.up_proj.weight._data)
 
 
 class Net(nn.Module):

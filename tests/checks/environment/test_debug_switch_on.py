@@ -17,7 +17,6 @@ BOUNDARIES = {
     "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "INFO"),
     "CUBLASLT_LOG_LEVEL": ("5", "1"),
     "CUDNN_LOGLEVEL_DBG": ("3", "1"),
-    "TORCH_LOGS": ("recompiles, +inductor", "recompiles,graph_breaks"),
     "NVTE_BACKWARD_OVERRIDE": ("dequantized", ""),
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0", "1"),
     "TORCH_COMPILE_OVERRIDE_BACKENDS": ("0-5:aot_eager", ""),
@@ -42,7 +41,7 @@ def test_each_switch_is_found_and_switched_off(switch: Switch) -> None:
     assert allowed([(switch.name, "1")]), "it is on the list of variables that are read"
     on, beside = BOUNDARIES.get(switch.name, ("1", ""))
     facts = with_variables(**{switch.name: on})
-    assert said(facts) == ("warning" if switch.each_step else "info")
+    assert said(facts) == "warning"
     assert fix_of(SWITCH, facts).code == f"unset {switch.name}"
     for off in {*OFF, "OFF", beside} - {switch.values}:
         assert said(with_variables(**{switch.name: off})) is None, off
@@ -51,15 +50,13 @@ def test_each_switch_is_found_and_switched_off(switch: Switch) -> None:
 def test_who_reads_a_switch() -> None:
     assert said(with_variables(TORCH_DISTRIBUTED_DEBUG="DETAIL", WORLD_SIZE="1")) is None
     assert said(with_variables("torchao", NVTE_UNFUSED_FP8_UPDATE="1")) is None
-    assert said(with_variables(TORCH_LOGS="all,graph_breaks")) == "info"
-    assert said(with_variables(TORCH_LOGS="-dynamo")) is None
 
 
 def test_one_connection_is_for_tensor_parallelism(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with processes(8):
         sharded, whole = look(shard(blocks())), look(blocks())
-    assert found_by(SWITCH, sharded).evidence["in_each_step"] == ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
+    assert found_by(SWITCH, sharded).evidence["switches"] == ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
     assert said(whole) is None
 
 
