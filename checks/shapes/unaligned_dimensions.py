@@ -87,30 +87,24 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 
 @kit.check("SHP001", "slow-16-bit-gemm", severity="warning", was="SHP008", needs_fp8=True)
-def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    found = kit.padding.slow_in_16_bits(facts)
-    if found is None:
-        return kit.NotApplicable(reason="the step was neither timed nor estimated")
-    if not found.layers or found.saving.middle < WORTH_PCT / 100 * found.step_ms:
+def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | None:
+    found = kit.padding.slow_head(facts)
+    if found is None or found.saving.middle < WORTH_PCT / 100 * found.step_ms:
         return None
-    first = max(found.layers, key=lambda linear: linear.in_features * linear.out_features)
-    more = f"; {len(found.layers) - 1} more layers do" if len(found.layers) > 1 else ""
+    name, k, n = found.head.name, found.head.in_features, found.head.out_features
     return kit.Finding(
-        title=f"{first.name} ({first.in_features} x {first.out_features}, 16 bits) runs at a sixth of the "
-        f"speed, because a side is not a multiple of 8{more}",
-        explanation=f"Matmuls of {first.name} take {found.now_ms:,.1f} ms/step now, and "
-        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {kit.cost.PADDED} (estimated for "
-        f"{found.saving.gpu}).",
+        title=f"{name} ({k} x {n}, 16 bits) runs at a sixth of the speed, because a side is not a multiple "
+        "of 8",
+        explanation=f"Matmuls of {name} take {found.now_ms:,.1f} ms/step now, and {found.padded_ms:,.1f} ms "
+        f"with sides padded to multiples of {kit.cost.PADDED} (estimated for {found.saving.gpu}).",
         evidence={
-            "layers": len(found.layers),
-            "first": first.name,
+            "first": name,
             "now_ms": found.now_ms,
             "padded_ms": found.padded_ms,
             "step_ms": found.step_ms,
-            "profiled_16bit_gemms_ms": found.profiled_ms,
         },
         saving_ms=found.saving,
-        treatment=kit.padding.pad_in_16_bits(first, facts.network),
+        treatment=kit.padding.pad_vocabulary(n, facts.network),
     )
 
 

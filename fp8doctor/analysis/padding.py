@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE
@@ -116,68 +116,56 @@ def pad_batch(workload: Workload, multiple: int) -> Treatment:
     return Treatment(name="pad-tokens", summary=summary, code=line, kind="sketch")
 
 
-class Slow(Struct, frozen=True):
-    """16-bit layers whose rows do not begin at 16 bytes, and their matmuls' times in a step."""
+class SlowHead(NamedTuple):
+    """A head in 16 bits whose rows do not begin at 16 bytes, and its matmuls' times in a step."""
 
-    layers: list[Linear]
+    head: Linear
     now_ms: float
     padded_ms: float
     saving: Saving
     step_ms: float
-    profiled_ms: float | None
-    """All 16-bit matmuls of the profiled step; None if it was not profiled."""
 
 
-def slow_in_16_bits(facts: Facts) -> Slow | None:
-    """Find layers whose padding saves time; None if neither step nor GPU are known.
+def slow_head(facts: Facts) -> SlowHead | None:
+    """Find the head over an odd vocabulary; None without one, or if neither step nor GPU are known.
 
     The saving is modelled, and at most what the profile leaves. Without a profile no compiled layer counts:
     Inductor may pad it.
     """
-    gpu, timed = modelled_gpu(facts), as_is(facts)
+    gpu, timed, vocabulary = modelled_gpu(facts), as_is(facts), facts.network.get("vocabulary")
     step_ms = timed.get("step_ms") if timed else None
     breakdown = timed.get("breakdown") if timed and step_ms and facts.trial.device != "cpu" else None
-    profiled = breakdown.families_ms.get("gemm_16bit", 0.0) if breakdown else None
-    if profiled is None:
+    if breakdown is None:
         step_ms = modelled.step_ms if (modelled := modelled_step(facts)) else None
-    if gpu is None or step_ms is None or facts.workload.tokens is None:
-        return None
     in_16_bits = [each for each in facts.network.linears if each.use == "none"]
-    slow = [
-        each
-        for each in in_16_bits
-        if (each.in_features % MULTIPLE or each.out_features % MULTIPLE)
-        and each.dtype in ("bfloat16", "float16")
-        and each.role != "experts"
-        and (profiled is not None or each.compiled is None)
-    ]
-    now, padded = (_gemms_ms(slow, facts, gpu, pad=pad) for pad in (False, True))
+    odd = [each for each in in_16_bits if each.role == "head" and each.out_features == vocabulary]
+    odd = [each for each in odd if each.out_features % MULTIPLE and each.dtype in ("bfloat16", "float16")]
+    head = next((each for each in odd if breakdown is not None or each.compiled is None), None)
+    if head is None or gpu is None or step_ms is None or facts.workload.tokens is None:
+        return None
+    now, padded = _gemms_ms([head], facts, gpu), _gemms_ms([_padded(head)], facts, gpu)
     most = now - padded
-    if profiled is not None:
-        most = min(most, profiled - _gemms_ms(in_16_bits, facts, gpu, pad=True))
-    return Slow(slow, now, padded, modelled_saving(most, gpu.name), step_ms, profiled)
+    if breakdown is not None:
+        left_ms = breakdown.families_ms.get("gemm_16bit", 0.0)
+        most = min(most, left_ms - _gemms_ms(map(_padded, in_16_bits), facts, gpu))
+    return SlowHead(head, now, padded, modelled_saving(most, gpu.name), step_ms)
 
 
-def _gemms_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool) -> float:
-    if pad:
-        padded = ((padded_side(each.in_features), padded_side(each.out_features)) for each in linears)
-        linears = [
-            replace(each, in_features=k, out_features=n) for each, (k, n) in zip(linears, padded, strict=True)
-        ]
+def _padded(linear: Linear) -> Linear:
+    k, n = padded_side(linear.in_features), padded_side(linear.out_features)
+    return replace(linear, in_features=k, out_features=n)
+
+
+def _gemms_ms(linears: Iterable[Linear], facts: Facts, gpu: GpuSpec) -> float:
     calls = [call_of(each, facts) for each in linears]
     return micro_batches(facts) * calls_ms(calls, gpu, "compiled", autocast=True).of("gemm_16bit")
 
 
-def pad_in_16_bits(linear: Linear, network: Network) -> Treatment:
-    """Pad the vocabulary if the layer is its head, else the layer."""
-    sides, vocabulary = (linear.in_features, linear.out_features), network.get("vocabulary")
-    if linear.role == "head" and vocabulary and vocabulary in sides:
-        code = f"vocab_size = {padded_side(vocabulary)}   # not {vocabulary}: for embedding and head"
-        if network.get("kind", "").startswith("transformers."):
-            resize = f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)"
-            code = f"{resize}   # {vocabulary} -> {padded_side(vocabulary)}"
-        summary = (
-            f"pad the model's vocabulary from {vocabulary} to {padded_side(vocabulary)}, not the tokenizer's"
-        )
-        return Treatment(name=PAD_VOCABULARY, summary=summary, code=code)
-    return pad_sides([linear])
+def pad_vocabulary(vocabulary: int, network: Network) -> Treatment:
+    padded = padded_side(vocabulary)
+    code = f"vocab_size = {padded}   # not {vocabulary}: for embedding and head"
+    if network.get("kind", "").startswith("transformers."):
+        resize = f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)"
+        code = f"{resize}   # {vocabulary} -> {padded}"
+    summary = f"pad the model's vocabulary from {vocabulary} to {padded}, not the tokenizer's"
+    return Treatment(name=PAD_VOCABULARY, summary=summary, code=code)
