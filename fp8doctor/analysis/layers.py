@@ -112,10 +112,6 @@ def computes_forward_in_fp8(linear: Linear) -> bool:
     return linear.stack == "huggingface" and linear.kind.rpartition(".")[2] in FORWARD_IN_FP8
 
 
-def rehearses_quantization(linear: Linear) -> bool:
-    return bool(linear.get("kind", "").startswith("torchao.quantization.qat."))
-
-
 FP8_MULTIPLE = 16
 """Elements that divide both sides of an FP8 weight. Source: torch ``_check_scaled_mm_sizes``, CUDA only."""
 

@@ -95,14 +95,10 @@ def timed_steps(view: TrialView) -> Steps | None:
     by_words = {words[each.name]: view.timed[each.name] for each in arms if each.name in view.timed}
     timed = [*by_words.values()]
     rows = tuple(_row(each, view, script_interval(each.arm, trial)) for each in timed)
-    late, by_name = dict[str, list[str]](), {each.name: each for each in trial.arms}
+    late = dict[str, list[str]]()
     for each in arms:
         if each.name not in view.timed:
-            base = by_name.get(each.get("base") or "")
-            why = sentence_of(each)
-            if base is not None and not base.get("tried"):
-                why = f"it builds on {words[base.name]}, which has no time"
-            why = shorten(why or "no reason given", LONGEST_REASON, placeholder=" ...")
+            why = shorten(sentence_of(each) or "no reason given", LONGEST_REASON, placeholder=" ...")
             late.setdefault(why.removeprefix("it "), []).append(words[each.name])
     told = [
         f"{' · '.join(names) if len(names) < MANY else f'{len(names)} more variants'} ({why})"

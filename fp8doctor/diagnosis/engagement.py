@@ -10,7 +10,6 @@ from fp8doctor.analysis.fp8_request import converted_nothing
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
     nothing_to_convert,
-    rehearses_quantization,
     stores_fp8,
 )
 from fp8doctor.analysis.own_step import outside_autocast, ran_in_fp8
@@ -63,7 +62,7 @@ def without_fp8(facts: Facts) -> WithoutFP8:
     linears = facts.network.linears
     if uses_fp8(facts):
         return WithoutFP8()
-    forward, rehearse = sum(map(computes_forward_in_fp8, linears)), sum(map(rehearses_quantization, linears))
+    forward = sum(map(computes_forward_in_fp8, linears))
     stored, named = (sum(each.use == use for each in linears) for use in ("storage", "unknown"))
     calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
     unread = facts.get("gaps", {}).get("network.linears", "").rstrip(".") if not linears else ""
@@ -75,7 +74,6 @@ def without_fp8(facts: Facts) -> WithoutFP8:
         (calls, True, f"FP8 is outside of layers: the code calls {''.join(calls[:1])}"),
         (ran, True, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
         (stored, False, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
-        (rehearse, False, f"No FP8 training: {rehearse} {of} rehearse quantization"),
         (
             if_recorded(nothing_to_convert, facts.network),
             False,
