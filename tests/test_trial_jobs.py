@@ -22,11 +22,10 @@ from tests.stand_ins.accelerate_state import forget
 JOBS = Path(plain_step.__file__).parent / "jobs"
 NAMES = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "plain")
 NEEDS = {
-    "vit_h14": "timm",
-    "te_decoder": "transformer_engine",
-    "te_modules_compiled": "transformer_engine",
-    "te_protein_current": "transformer_engine",
-    "convnext_whole": "timm",
+    name: needed
+    for needed in ("timm", "torchvision", "transformer_engine")
+    for name in NAMES
+    if needed in (JOBS / f"{name}.py").read_text()
 }
 
 

@@ -69,6 +69,8 @@ def training_step(job: Any, changes: Sequence[str]) -> Callable[[], torch.Tensor
     model, optimizer = made if isinstance(made, tuple) else (made, None)
     model = changed(job, model, changes)
     trained = [each for each in model.parameters() if each.requires_grad]
+    if hasattr(job, "build_optimizer"):
+        optimizer = job.build_optimizer(model)
     if optimizer is None or not holds(optimizer, trained):
         optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
     batch, dtype = job.example_batch(), getattr(job, "autocast", None)
