@@ -29,6 +29,7 @@ from fp8doctor.trial.layers.seen_calls import CallsSeen
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.examine.models import llama, qwen3_moe
+from tests.stand_ins import transformer_engine as te
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -395,6 +396,27 @@ def test_a_model_on_a_gpu_is_counted_without_touching_it() -> None:
         of.model.scale.neg()
     assert with_fakes(of).workload.rows == {"up": (48,)}
     assert type(of.model.scale) is OnGpu
+
+
+class Keeping(nn.Module):
+    """Keeps its recipe where its code does not name it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.recipe = te.Linear(64, 64), te.Float8CurrentScaling()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with te.autocast(recipe=self.recipe):
+            return self.layer(x)
+
+
+def test_the_forward_shows_the_recipe_of_an_autocast_that_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    te.install(monkeypatch)
+    of = job(Keeping().bfloat16())
+    assert [each.recipe for each in examine(of).network.linears] == [None]
+    facts = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))
+    assert [each.recipe for each in facts.network.linears] == ["current"]
+    assert of.model.layer.fp8_meta.get("recipe") is None
 
 
 def asks_for_data(model: nn.Module, x: torch.Tensor) -> None:

@@ -28,6 +28,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import class_name, modules_of
 from fp8doctor.stacks.tensors import has_data, is_float8, tensors
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, storage_of
+from fp8doctor.stacks.transformer_engine import named, recipe_of
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
@@ -143,10 +144,12 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
     names = {id(module): cleaned(name) for name, module in modules_of(model)}
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
     scaled = {name: products.scaled[id(each)] for name, each in layers.items() if id(each) in products.scaled}
+    ran = {name: recipe_of(each) for name, each in layers.items()}
     return msgspec.structs.replace(
         seen,
         rows=_of_their_layers(adapted, rows),
         scaled=scaled,
+        recipes={name: named(recipe) for name, recipe in ran.items() if recipe is not None},
         own_loss=not (job.training_step or job.loss) and carried_loss(output) is not None,
         regions=_of_their_layers(adapted, seen.regions),
         autocast=products.in_own_autocast,

@@ -64,6 +64,8 @@ class Seen(msgspec.Struct):
     """As `fp8doctor.facts.Workload.rows`."""
     scaled: Mapping[str, bool] = {}
     """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
+    recipes: Mapping[str, str] = {}
+    """Layer of Transformer Engine -> the recipe that its FP8 forward had."""
     own_loss: bool = False
     """Whether the output has a ``loss``, and nothing else computes one."""
     forward_only: tuple[str, ...] = ()
@@ -345,10 +347,12 @@ def without_forward(facts: Facts, why: str = NO_FORWARD) -> Facts:
 
 
 def _as_seen(linear: Linear, seen: Seen) -> Linear:
-    """Take the gradients off a layer that ran without autograd, and note FP8 matmuls over FP8 storage.
+    """Take the gradients off a layer that ran without autograd; note a recipe, and FP8 matmuls over storage.
 
     A function of its own has a backward; torchao's dynamic inference tensors have none.
     """
+    if linear.get("recipe", "") is None and (recipe := seen.recipes.get(linear.name)):
+        linear = msgspec.structs.replace(linear, recipe=recipe)
     if linear.name in seen.forward_only and (flops := linear.get("flops_per_token")):
         return msgspec.structs.replace(linear, flops_per_token=flops / passes(linear))
     in_own_function = seen.scaled.get(linear.name)
