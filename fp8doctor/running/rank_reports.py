@@ -33,9 +33,6 @@ NAMED_BY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_R
 OTHERS_END_WITHIN_S = 10.0
 """Seconds that rank 0 waits after its end for the others. A choice: ranks end together."""
 
-MEETS_WITHIN_S = 3.0
-"""Seconds that a rank looks for rank 0's folder. A choice: the launcher starts both at once."""
-
 TICK_S = 0.05
 
 
@@ -47,8 +44,6 @@ class RankPlace:
     world_size: int
     of_host: int | None
     """Processes on this host; None if the launcher does not say."""
-    with_rank_0: bool
-    """Rank 0 is on this host, as far as the launcher says."""
     folder: Path
     """Of all ranks of this host."""
 
@@ -77,7 +72,6 @@ def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
         rank=rank,
         world_size=world,
         of_host=_number(environment, "LOCAL_WORLD_SIZE"),
-        with_rank_0=_number(environment, "GROUP_RANK") in (None, 0),
         folder=Path(tempfile.gettempdir(), f"fp8doctor-{hashlib.sha256(known.encode()).hexdigest()[:32]}"),
     )
 
@@ -142,40 +136,31 @@ class RankReports:
             with contextlib.suppress(OSError):
                 place.folder.mkdir(mode=0o700)
 
-    def changed(self, state: ScriptState) -> bool:
-        """Write the new state; False if rank 0's folder is not there: not yet, or no more."""
+    def changed(self, state: ScriptState) -> None:
+        """Write the new state, if rank 0's folder is there."""
         rank, folder = self.place.rank, self.place.folder
         message = RankMessage(rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
         self._messages[rank] = message
-        if not rank:
-            return True
-        try:
-            if not self.place.is_safe:
-                return False
-            beside = folder / f".{rank}"
-            beside.write_bytes(msgspec.json.encode(message))
-            beside.replace(folder / str(rank))
-        except OSError:
-            return False
-        return True
+        if rank and self.place.is_safe:
+            with contextlib.suppress(OSError):
+                beside = folder / f".{rank}"
+                beside.write_bytes(msgspec.json.encode(message))
+                beside.replace(folder / str(rank))
 
     def ended(self, state: ScriptState, *, patient: bool) -> None:
         """Tell the end. Rank 0 waits for the others' and combines all ranks in its state.
 
         ``patient``: wait for ranks that run, as the launcher does.
         """
-        place, began_s = self.place, time.monotonic()
-        told = self.changed(state)
-        if place.rank == 0:
-            ends_s, patient = began_s + OTHERS_END_WITHIN_S, patient and state.error is None and state.ended
-            while not self._read_all() and (time.monotonic() < ends_s or (patient and self._running())):
-                time.sleep(TICK_S)
-            self._remove()
-            self._combine(state)
-        elif place.with_rank_0:
-            while not told and time.monotonic() < began_s + MEETS_WITHIN_S:  # rank 0 may start later
-                time.sleep(TICK_S)
-                told = self.changed(state)
+        self.changed(state)
+        if self.place.rank:
+            return
+        patient = patient and state.error is None and state.ended
+        ends_s = time.monotonic() + OTHERS_END_WITHIN_S
+        while not self._read_all() and (time.monotonic() < ends_s or (patient and self._running())):
+            time.sleep(TICK_S)
+        self._remove()
+        self._combine(state)
 
     def _combine(self, state: ScriptState) -> None:
         """Add all ranks to the state of rank 0, and what they say."""
