@@ -120,8 +120,10 @@ class ScriptObserver:
         if not self.done:
             with signals_deferred():
                 self.guarded(lambda: self.note(optimizer))
-        else:
+        elif self.settings.stop:
             self.steppers.count(optimizer)
+        else:
+            self.steppers.all_steps += 1
         if self.settings.stop and self.stops_now():
             self.guarded(self.stop)
             self.stopping = True
