@@ -15,6 +15,7 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.copies.step import before_the_update
 from fp8doctor.trial.measure import memory
 from fp8doctor.trial.measure.attempt import Attempt, Ready, beyond_gpu
 from fp8doctor.trial.measure.bench import Bench
@@ -44,12 +45,13 @@ def gathered_in_fp8(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("convert", [nn.Sequential, convert_to_float8_training, gathered_in_fp8])
 def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module]) -> None:
     model = convert(nn.Sequential(nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)))
-    optimizer, watch = torch.optim.AdamW(model.parameters()), MemoryWatch(CPU)
-    with watch.of(model, optimizer):
+    optimizer = torch.optim.AdamW(model.parameters())
+    watch = MemoryWatch(model, optimizer, CPU)
+    with before_the_update(optimizer, watch.at_update):
         model(torch.ones(32, 32)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    parts = watch.end(model, optimizer, None)
+    parts = watch.end(None)
     weights = 4 * 2 * 32 * 64
     assert [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib)] == [weights, weights]
     assert bytes_of(parts.optimizer_gib) == 2 * weights + 2 * 4, "two moments and a counter for each weight"
@@ -64,7 +66,7 @@ def test_an_8_bit_optimizer_is_counted_by_what_it_stores() -> None:
             parameter.grad = torch.zeros_like(parameter)
     with torch.compiler.set_stance("force_eager"):  # it compiles its step, which takes half a minute
         optimizer.step()
-    found = bytes_of(MemoryWatch(CPU).end(model, optimizer, None).optimizer_gib)
+    found = bytes_of(MemoryWatch(model, optimizer, CPU).end(None).optimizer_gib)
     values = 2 * 2 * 32 * 512
     assert values < found < 1.3 * values
 
@@ -159,8 +161,8 @@ def test_the_peak_is_that_of_the_arm_alone(
         torch._C, "_cuda_clearCublasWorkspaces", lambda: allocated_gib.append(5.0), raising=False
     )
     monkeypatch.setattr(memory, "gib", lambda tensors, device: gib(tensors, CPU))
-    watch = MemoryWatch(OTHER, batch)
-    found = bench._warm(train, model, optimizer, watch).memory
+    watch = MemoryWatch(model, optimizer, OTHER, batch)
+    found = bench._warm(train, watch).memory
     weight = 4 * 32 * 32 / 2**30
     floor = (4 + more) * weight + weight  # a batch is as large as a weight
     assert found == StepMemory(
@@ -195,9 +197,9 @@ def test_what_a_job_holds_apart_from_its_model_is_part_of_its_peak(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
     peaks = []
     for apart_gib in (0.0, held):
-        watch = MemoryWatch(OTHER, batch, apart_gib)
+        watch = MemoryWatch(model, optimizer, OTHER, batch, apart_gib)
         watch.begin()
-        peaks.append(watch.end(model, optimizer, 0.0).peak_gib or 0.0)
+        peaks.append(watch.end(0.0).peak_gib or 0.0)
     assert peaks[1] - peaks[0] == pytest.approx(held)
 
 

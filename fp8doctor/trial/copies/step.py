@@ -183,7 +183,7 @@ class WatchedSteps:
         self._gradients: list[torch.Tensor] = []
 
     def __call__(self) -> torch.Tensor:
-        with _before_the_update(self._optimizer, self._look):
+        with before_the_update(self._optimizer, self._look):
             loss = self._step()
         self._losses.append(loss.isfinite().all())
         return loss
@@ -205,12 +205,12 @@ class WatchedSteps:
         return self._kept_finite if "gradients" in (self.non_finite() or ()) else self._step
 
     def _kept_finite(self) -> torch.Tensor:
-        with _before_the_update(self._optimizer, _clear):
+        with before_the_update(self._optimizer, _clear):
             return self._step()
 
 
 @contextmanager
-def _before_the_update(
+def before_the_update(
     optimizer: torch.optim.Optimizer, act: Callable[[list[torch.Tensor]], None]
 ) -> Iterator[None]:
     """Pass the gradients to ``act`` when the optimizer begins its step."""

@@ -24,7 +24,15 @@ from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, cut_of, replicate, unwrapped
 from fp8doctor.trial.copies.shards import is_stand_in
-from fp8doctor.trial.copies.step import WatchedSteps, like, move, optimizer_for, own_loss, training_step
+from fp8doctor.trial.copies.step import (
+    WatchedSteps,
+    before_the_update,
+    like,
+    move,
+    optimizer_for,
+    own_loss,
+    training_step,
+)
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP, Overrun, abort_after
 from fp8doctor.trial.measure.evidence import compilations, on_calls
@@ -224,7 +232,7 @@ class Bench:
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
         optimizer = self._optimizer(variant, number)
-        memory = MemoryWatch(self.device, self.batch, self.run.apart_gib)
+        memory = MemoryWatch(variant.model, optimizer, self.device, self.batch, self.run.apart_gib)
         step = training_step(self.job, variant, optimizer, self.device, memory.at_backward)
         buffers: Buffers = {}
 
@@ -233,20 +241,15 @@ class Bench:
             with buffers_apart(buffers):
                 return step()
 
-        return self._warm(apart, variant.model, optimizer, memory)
+        return self._warm(apart, memory)
 
-    def _warm(
-        self,
-        step: Callable[[], torch.Tensor],
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        memory: MemoryWatch,
-    ) -> Ready:
+    def _warm(self, step: Callable[[], torch.Tensor], memory: MemoryWatch) -> Ready:
         """Take steps until one compiles nothing; the last one is measured."""
+        model, optimizer = memory.model, memory.optimizer
         on_gpu = self.device.type == "cuda"
         finish: Callable[[], None] = partial(torch.cuda.synchronize, self.device) if on_gpu else lambda: None
         watched = WatchedSteps(step, optimizer)
-        with compilations(model) as compiled, memory.of(model, optimizer):
+        with compilations(model) as compiled, before_the_update(optimizer, memory.at_update):
             for count in range(MOST_WARM_UP):
                 before = frames_compiled()
                 if count >= LEAST_WARM_UP - 1:
@@ -268,7 +271,7 @@ class Bench:
             step=watched.unwatched(),
             model=model,
             compiled=compiled,
-            memory=memory.end(model, optimizer, self._rounding if counts else None),
+            memory=memory.end(self._rounding if counts else None),
             step_s=step_s,
             launched_s=launched_s,
             non_finite=watched.non_finite(),

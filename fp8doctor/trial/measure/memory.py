@@ -6,8 +6,7 @@ are the rest of the peak, with the batch, cuBLAS's workspaces and what the job h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -60,34 +59,29 @@ class MemoryWatch:
     apart from its model (`held_apart`).
     """
 
-    def __init__(self, device: torch.device, batch: Any = None, apart_gib: float = 0.0) -> None:
-        self._device, self._batch, self._apart_gib = device, batch, apart_gib
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        batch: Any = None,
+        apart_gib: float = 0.0,
+    ) -> None:
+        self.model, self.optimizer, self._device = model, optimizer, device
+        self._batch, self._apart_gib = batch, apart_gib
         self._begun: tuple[int, float] | None = None
         """Bytes allocated, and GiB of gradients that existed, when the step began."""
         self._backward = self._forward_peak = 0
         self._gradients_gib: float | None = None
-        self._parameters: dict[int, Tensor] = {}
 
-    @contextmanager
-    def of(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        groups = (group["params"] for group in optimizer.param_groups)
-        self._parameters = {id(each): each for each in chain(model.parameters(), *groups)}
-
-        def note(*arguments: Any) -> None:
-            self._gradients_gib = self._now_gib()
-
-        register = getattr(optimizer, "register_step_pre_hook", None)  # only torch.optim.Optimizer has it
-        handle = register(note) if register else None
-        try:
-            yield
-        finally:
-            self._parameters = {}
-            if handle is not None:
-                handle.remove()
+    def at_update(self, *_: object) -> None:
+        """Count the gradients; called when the optimizer begins its step."""
+        self._gradients_gib = self._now_gib()
 
     def _now_gib(self) -> float:
-        gradients = (each.grad for each in self._parameters.values() if each.grad is not None)
-        return gib(gradients, self._device)
+        groups = (group["params"] for group in self.optimizer.param_groups)
+        parameters = chain(self.model.parameters(), *groups)
+        return gib((each.grad for each in parameters if each.grad is not None), self._device)
 
     def begin(self) -> None:
         """Begin the step that counts; nothing on a CPU.
@@ -106,11 +100,11 @@ class MemoryWatch:
             self._backward = max(self._backward, torch.cuda.memory_allocated(self._device))
             self._forward_peak = max(self._forward_peak, torch.cuda.max_memory_allocated(self._device))
 
-    def end(self, model: nn.Module, optimizer: torch.optim.Optimizer, rounding: float | None) -> StepMemory:
+    def end(self, rounding: float | None) -> StepMemory:
         """Count the tensors, each once, and the peak; without ``rounding`` the peak is not known."""
         held = StepMemory(
-            weights_gib=gib((*model.parameters(), *model.buffers()), self._device),
-            optimizer_gib=gib(tensors(optimizer.state), self._device),
+            weights_gib=gib((*self.model.parameters(), *self.model.buffers()), self._device),
+            optimizer_gib=gib(tensors(self.optimizer.state), self._device),
             gradients_gib=self._gradients_gib,
         )
         begun, self._begun = self._begun, None
