@@ -85,45 +85,32 @@ def launching_operators(
     # thread and start of a backward node -> its forward operator's thread
     links = {(each.tid, each.ts): begins[each.id] for each in trace.links if each.bp and each.id in begins}
     for thread in {*trace.host, *without_id}:
-        works, to_place = forward.works[thread], without_id.get(thread, [])
-        ahead = iter(sorted(launch.ts for launch in to_place))
-        next_launch = next(ahead, inf)
-        opened: list[tuple[float, Family | None, tuple[int, int] | None, Event | None]] = []
-        until = inf
-        inside: Family | None = None
-        node: tuple[int, int] | None = None
-        operator: Event | None = None
-        for event in in_order(trace.host.get(thread, []) + to_place, outer_first):
-            start = event.ts
-            while until <= start:
-                _, inside, node, operator = opened.pop()
-                until = opened[-1][0] if opened else inf
+        works = forward.works[thread]
+        opened: list[tuple[float, Family | None, tuple[int, int] | None, Event | None]]
+        opened = [(inf, None, None, None)]
+        for event in in_order(trace.host.get(thread, []) + without_id.get(thread, []), outer_first):
+            while opened[-1][0] <= event.ts:
+                opened.pop()
+            _, inside, node, operator = opened[-1]
             arguments = event.args
-            then, there, by = inside, node, operator
-            if event.cat == "cpu_op":
-                sequence = arguments.sequence
-                if sequence >= 0:
-                    if arguments.forward_thread:
-                        there = (arguments.forward_thread, sequence)
-                        if arguments.forward_thread not in forward.threads and (thread, start) in links:
-                            forward.threads[arguments.forward_thread] = links[thread, start]
-                    else:
-                        works[sequence] = inside
-                if arguments.external in wanted:
-                    found[arguments.external] = Operator(event.name, arguments.types, inside, there)
-                then = work_inside(event.name) or inside
-                if start + event.dur > next_launch:
-                    by = event
-            elif event.cat in LAUNCHES:
-                next_launch = next(ahead, inf)
+            if event.cat in LAUNCHES:
                 if operator is not None:
                     found[-arguments.correlation] = Operator(operator.name, operator.args.types, inside, node)
+                continue
+            if event.cat == "cpu_op":
+                sequence = arguments.sequence
+                if sequence >= 0 and arguments.forward_thread:
+                    node = (arguments.forward_thread, sequence)
+                    if arguments.forward_thread not in forward.threads and (thread, event.ts) in links:
+                        forward.threads[arguments.forward_thread] = links[thread, event.ts]
+                elif sequence >= 0:
+                    works[sequence] = inside
+                if arguments.external in wanted:
+                    found[arguments.external] = Operator(event.name, arguments.types, inside, node)
+                inside, operator = work_inside(event.name) or inside, event
             elif event.name.startswith("Optimizer."):
-                then = "optimizer"
-            if then is not inside or there is not node or by is not operator:
-                until = start + event.dur
-                opened.append((until, inside, node, operator))
-                inside, node, operator = then, there, by
+                inside = "optimizer"
+            opened.append((event.ts + event.dur, inside, node, operator))
     return [found.get(identity, Operator()) for identity in identities]
 
 

@@ -46,7 +46,8 @@ def traced_step(path: Path) -> TracedStep:
     length = [edges[step + 1] - edges[step] for step in counted]
     wanted = set(counted)
     families, kernels = divided(work for work, step in zip(works, at, strict=True) if step in wanted)
-    idle = _idle(HostActivity(trace), works, gaps, [(edges[step], edges[step + 1]) for step in counted])
+    windows = Times((edges[step], edges[step + 1]) for step in counted)
+    idle = _idle(trace, compiled, works, gaps, windows)
     if not any(families.values()):
         raise UnreadableDocument("none of the GPU's work that its steps launched takes any time")
     return TracedStep(
@@ -115,17 +116,37 @@ def _edges(works: Sequence[Work], marks: StepMarks, at: Sequence[int | None]) ->
 
 
 def _idle(
-    host: HostActivity, works: Sequence[Work], gaps: Sequence[Gap], steps: Sequence[tuple[int, int]]
+    trace: Trace, compiled: Times, works: Sequence[Work], gaps: Sequence[Gap], windows: Times
 ) -> dict[IdleCause, int]:
-    """Return the idle time of these steps, by cause."""
-    causes, windows = defaultdict[IdleCause, int](int), Times(steps)
-    first, last = works[0], max(work.end for work in works)
+    """Return the idle time in these windows by what kept the host for most of a gap."""
+    calls = [event for event in trace.launches.values() if event.name not in _ONLY_LAUNCH]
+    loading = (event for event in trace.annotations if event.name.startswith(_DATA_LOADER))
+    occupied: dict[IdleCause, Times] = {
+        "compilation": compiled,
+        "data_loader": Times(map(span, loading)),
+        "host_copy": Times(span(event) for event in calls if _COPIES.match(event.name)),
+    }
+    waits = Times(span(event) for event in calls if _SYNCHRONIZES.match(event.name))
+
+    def cause(dry: int, end: int, launch: int) -> IdleCause:
+        """Name it until the host launched what ended the gap; -1 if unknown."""
+        if launch < 0:
+            return "unknown"
+        if launch <= dry:
+            return "in_time"
+        launched = min(launch, end)
+        took = {cause: times.within(dry, launched) for cause, times in occupied.items()}
+        longest = max(took, key=lambda cause: took[cause])
+        if 2 * took[longest] > launched - dry:
+            return longest
+        return "synchronization" if waits.within(dry - 1, dry + 1) else "late_launch"
+
+    causes, first, last = defaultdict[IdleCause, int](int), works[0], max(work.end for work in works)
     for dry, end, work in (*gaps, (min(windows.starts), first.start, first)):
         if dry < end:
-            causes[host.cause(dry, end, round(work.launched))] += windows.within(dry, end)
-    if last < max(windows.ends):  # nothing of the step ended it
-        end = max(windows.ends)
-        causes[host.cause(last, end, end)] += windows.within(last, end)
+            causes[cause(dry, end, round(work.launched))] += windows.within(dry, end)
+    if last < (end := max(windows.ends)):  # nothing of the step ended it
+        causes[cause(last, end, end)] += windows.within(last, end)
     return causes
 
 
@@ -206,28 +227,3 @@ _COPIES = re.compile(r"^(cuda|hip|cu)Memcpy")
 
 _ONLY_LAUNCH = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"})
 """Nearly all calls: neither synchronize nor copy."""
-
-
-class HostActivity:
-    def __init__(self, trace: Trace) -> None:
-        calls = [event for event in trace.launches.values() if event.name not in _ONLY_LAUNCH]
-        loading = (event for event in trace.annotations if event.name.startswith(_DATA_LOADER))
-        self._occupied: dict[IdleCause, Times] = {
-            "compilation": compilations(trace),
-            "data_loader": Times(map(span, loading)),
-            "host_copy": Times(span(event) for event in calls if _COPIES.match(event.name)),
-        }
-        self._waits = Times(span(event) for event in calls if _SYNCHRONIZES.match(event.name))
-
-    def cause(self, dry: int, end: int, launch: int) -> IdleCause:
-        """Name what kept the host for most of a gap until it launched what ended it; -1 if unknown."""
-        if launch < 0:
-            return "unknown"
-        if launch <= dry:
-            return "in_time"
-        launched = min(launch, end)
-        took = {cause: times.within(dry, launched) for cause, times in self._occupied.items()}
-        longest = max(took, key=lambda cause: took[cause])
-        if 2 * took[longest] > launched - dry:
-            return longest
-        return "synchronization" if self._waits.within(dry - 1, dry + 1) else "late_launch"
