@@ -6,7 +6,7 @@ Proposals change ``as_is``; an exploration, which no finding asked for, changes 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
@@ -29,7 +29,6 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Linear, if_recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
-from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, stack_of
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
@@ -45,6 +44,9 @@ from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 HOST_PACED = 0.9
 """Modelled time of the host / of the GPU from which the host may set the pace. It finds all five recorded
 steps that do, and five others, which the trial drops once it has timed a compiled step."""
+
+Layers = Mapping[str, tuple[str, ...]]
+"""Treatment -> the layers that it changes; none if its name says it all."""
 
 
 @dataclass(frozen=True)
@@ -90,32 +92,30 @@ class VariantPlanner:
         """The treatment that brings an fp32 step without autocast to BF16, if needed."""
         return (AUTOCAST_BF16,) if if_recorded(in_fp32, self) else ()
 
-    def on(self, base: VariantPlan, treatments: Sequence[Treatment], name: str) -> VariantPlan:
+    def on(self, base: VariantPlan, treatments: Layers, name: str) -> VariantPlan:
         """Plan treatments, all together, on top of ``base``."""
-        names = tuple(each.name for each in treatments)
-        forms = [each for each in names if each in (COMPILE_BLOCKS, COMPILE_MODEL)]
+        forms = [each for each in treatments if each in (COMPILE_BLOCKS, COMPILE_MODEL)]
 
         def make(variant: Variant) -> Variant:
             variant = base.make(variant)
-            for each in treatments:
-                context = TreatmentContext(self.facts, each.name, each.layers, self.job)
-                variant = function_of(each.name)(variant, context)
+            for each, layers in treatments.items():
+                variant = function_of(each)(variant, TreatmentContext(self.facts, each, layers, self.job))
             return variant
 
         return VariantPlan(
             name,
             make,
-            names,
-            fp8=True if TE_AUTOCAST in names else base.fp8,
+            (*treatments,),
+            fp8=True if TE_AUTOCAST in treatments else base.fp8,
             base=base.name,
-            compiled=base.compiled or any(traits(each).compiles for each in names),
+            compiled=base.compiled or any(traits(each).compiles for each in treatments),
             by_block=forms[-1] == COMPILE_BLOCKS if forms else base.by_block,
         )
 
-    def alone(self, as_is: VariantPlan, proposal: Treatment) -> VariantPlan:
-        plan = self.on(as_is, [proposal], proposal.name)
-        off = proposal.name == CHECKPOINTING_OFF and not as_is.fp8  # with FP8 the plan is without it
-        return replace(plan, place=Place.NO_CHECKPOINTING) if off else plan
+    def alone(self, as_is: VariantPlan, name: str, layers: tuple[str, ...]) -> VariantPlan:
+        off = name == CHECKPOINTING_OFF and not as_is.fp8  # with FP8 the plan is without it
+        place = Place.NO_CHECKPOINTING if off else Place.REST
+        return replace(self.on(as_is, {name: layers}, name), place=place)
 
     def bf16(self, form: ArmName) -> VariantPlan:
         return VariantPlan(
@@ -156,7 +156,7 @@ class VariantPlanner:
             return []
         plans = [replace(self.bf16(ArmName.BF16_WHOLE), treatments=self.own_autocast)]
         if base.fp8 and COMPILE_MODEL not in base.treatments:
-            compiled = self.on(base, [_unexplained(COMPILE_MODEL)], COMPILE_MODEL)
+            compiled = self.on(base, {COMPILE_MODEL: ()}, COMPILE_MODEL)
             plans.append(replace(compiled, explored=True, place=Place.OTHER_BF16))
         return [replace(each, if_host_waits=True) for each in plans]
 
@@ -169,19 +169,19 @@ class VariantPlanner:
         compilation = COMPILE_BLOCKS if self.facts.network.blocks else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
         for recipe in (each.name for each in RECIPES.values() if each.converts):
-            treatments = [_unexplained(each) for each in (*self.own_autocast, f"convert-{recipe}")]
-            forms = [self.on(bare, [*treatments, _unexplained(compilation)], conversion_to(recipe))]
+            treatments: Layers = dict.fromkeys((*self.own_autocast, f"convert-{recipe}"), ())
+            forms = [self.on(bare, {**treatments, compilation: ()}, conversion_to(recipe))]
             if self.compiles_otherwise:
                 forms.append(self.on(as_is, treatments, conversion_to(recipe, as_compiled=True)))
             plans += [replace(each, fp8=True, compiled=True) for each in forms]
         return [replace(plans[0], place=Place.PLAN), *plans[1:]]
 
-    def bf16_alike(self, prescribed: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
+    def bf16_alike(self, prescribed: VariantPlan, proposals: Layers) -> list[VariantPlan]:
         """Plan BF16 with those proposals that help it too, if there are any."""
-        shared = [each for each in proposals if traits(each.name).helps_bf16_too]
+        shared = {name: layers for name, layers in proposals.items() if traits(name).helps_bf16_too}
         if not shared:
             return []
-        name = BF16_WITH.get(frozenset(each.name for each in shared), ArmName.BF16_PRESCRIBED)
+        name = BF16_WITH.get(frozenset(shared), ArmName.BF16_PRESCRIBED)
         return [replace(self.on(self.bf16_under(prescribed), shared, name), place=Place.PLAN)]
 
     def bf16_under(self, plan: VariantPlan) -> VariantPlan:
@@ -193,7 +193,7 @@ class VariantPlanner:
         return self.bf16(ArmName.BF16_AS_COMPILED if own else ArmName.BF16_COMPILED)
 
     def tried_unasked(
-        self, base: VariantPlan, proposals: Sequence[Treatment], alike: Sequence[VariantPlan]
+        self, base: VariantPlan, proposals: Layers, alike: Sequence[VariantPlan]
     ) -> Iterator[VariantPlan]:
         """Plan the explorations on top of ``base``, after BF16 with the same change if that helps it too.
 
@@ -201,7 +201,7 @@ class VariantPlanner:
         If one graph holds several blocks, recipes are tried block by block: blocks compile in 8 to 17 s, the
         graph in 44 to 50 at each depth (a 1.7B decoder, H200, torch 2.11).
         """
-        under = replace(self, treatments=[each.name for each in proposals])
+        under = replace(self, treatments=proposals)
         blocks = base
         for name, is_sensible in WORTH_A_TRY.items():
             if name in under.treatments or not if_recorded(is_sensible, under):
@@ -209,14 +209,15 @@ class VariantPlanner:
             if (treatment := describe(name, self.facts)) is None:
                 continue
             by_block = family(name) == "recipe" and under.is_one_graph
-            plan = replace(self.on(blocks if by_block else base, [treatment], name), explored=True)
+            change: Layers = {name: treatment.layers}
+            plan = replace(self.on(blocks if by_block else base, change, name), explored=True)
             if name == COMPILE_BLOCKS:
                 blocks = plan
             place = Place.NO_CHECKPOINTING if name == CHECKPOINTING_OFF else Place.REST
             if uses_fp8(self.facts) and traits(name).helps_bf16_too and name not in self.own_autocast:
                 below = alike[0] if alike else self.bf16_under(base)
                 changes = (*below.treatments, name)
-                twin = self.on(below, [treatment], BF16_WITH.get(frozenset(changes)) or bf16_with(name))
+                twin = self.on(below, change, BF16_WITH.get(frozenset(changes)) or bf16_with(name))
                 yield replace(twin, treatments=changes, explored=True, place=place)
             yield replace(plan, place=place)
 
@@ -290,11 +291,11 @@ WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
 def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
     """Plan the variants for these facts, those that decide first."""
     planner = VariantPlanner(facts, job)
-    proposals = [
-        each
-        for each in known([step.treatment for step in prescription])
+    proposals: Layers = {
+        each.name: each.layers
+        for each in known(step.treatment for step in prescription)
         if not traits(each.name).is_an_arm_already
-    ]
+    }
     in_fp8 = uses_fp8(facts)
     if facts.get("network.fp8_calls") and not in_fp8:
         return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
@@ -311,12 +312,7 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *([] if in_fp8 else planner.conversions(as_is)),
         replace(planner.bf16(ArmName.BF16), name=ArmName.SELF_CHECK),
         *planner.whole(base),
-        *(planner.alone(as_is, each) for each in proposals if len(proposals) > 1 or base is as_is),
+        *(planner.alone(as_is, *each) for each in proposals.items() if len(proposals) > 1 or base is as_is),
         *planner.tried_unasked(base, proposals, alike),
     ]
     return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))
-
-
-def _unexplained(name: str) -> Treatment:
-    """Make a treatment that no user reads."""
-    return Treatment(name=name, summary="", code="")
