@@ -99,7 +99,10 @@ def replicate(
     for _, module in kept:
         copied = memo.get(id(module))
         if isinstance(copied, nn.Module):
-            _drop_foreign_hooks(copied)
+            for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+                hooks = getattr(copied, kind)
+                for key in [key for key, hook in hooks.items() if not _stays(hook)]:
+                    del hooks[key]
             if "forward" in module.__dict__:
                 copied.__dict__["forward"] = Rebuilding(memo).of(module.__dict__["forward"])
             if (mark := context_of(compiled_call(module))) is not None:
@@ -212,13 +215,6 @@ def _memoize_cut(blocks: nn.Module, count: int, memo: dict[int, Any]) -> None:
     for number, block in enumerate(list(blocks.children())[:count]):
         short.add_module(str(number), copy.deepcopy(block, memo))
     short.training = blocks.training
-
-
-def _drop_foreign_hooks(module: nn.Module) -> None:
-    for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-        hooks = getattr(module, kind)
-        for key in [key for key, hook in hooks.items() if not _stays(hook)]:
-            del hooks[key]
 
 
 def _stays(hook: Any) -> bool:

@@ -66,11 +66,9 @@ class Budget:
         ``deadline`` of the first, whatever that leaves.
         """
         counted = max(began, time.monotonic() - (1.0 - LEAST_SHARE) * seconds)
-        first = cls(seconds, counted, uncounted_s=counted - began)
-        if deadline is None or first.deadline <= deadline:
-            return first
-        earlier_s = first.deadline - deadline
-        return cls(seconds, counted - earlier_s, uncounted_s=first.uncounted_s - earlier_s)
+        if deadline is not None:
+            counted = min(counted, deadline - cls(seconds, 0.0).deadline)
+        return cls(seconds, counted, uncounted_s=counted - began)
 
     @property
     def end(self) -> float:
