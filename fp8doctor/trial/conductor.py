@@ -30,12 +30,11 @@ from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import without_forward
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, beyond_gpu, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.budget import Budget, DeviceLost, TrialRun, choose_device, still_there
 from fp8doctor.trial.measure.evidence import detached_at_the_end
 from fp8doctor.trial.measure.memory import gpu_gib, held_apart
 from fp8doctor.trial.measure.results import explain, prove, report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
-from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, still_there
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import CONTEXT, free, restored, trial_modes, with_harm

@@ -8,8 +8,7 @@ import torch
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine
 from fp8doctor.finding import Treatment
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.variant import Place
 from tests.examine.models import llama, lora

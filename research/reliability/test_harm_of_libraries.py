@@ -15,8 +15,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks.torch_private import compiled_entries
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conftest import forgotten, one_round

@@ -15,8 +15,7 @@ from fp8doctor.analysis.memory import fit
 from fp8doctor.examine import examine
 from fp8doctor.report import Report
 from fp8doctor.trial.layers.rows import watch_copy
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from tests.looked import looked
 from tests.trial.test_rows import CPU, job
 

@@ -12,8 +12,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import plan_variants
 from tests.trial.conducted import conduct
 

@@ -15,7 +15,7 @@ from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial import Budget
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import TrialRun
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train
 from tests.stand_ins import transformer_engine as te

@@ -15,8 +15,7 @@ from torch import nn
 
 from fp8doctor.facts import Target, Trial, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conducted import conduct

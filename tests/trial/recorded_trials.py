@@ -16,10 +16,9 @@ from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import StepMemory
-from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Place, VariantPlan, as_it_is
 from tests.trial.decoder import CPU
 

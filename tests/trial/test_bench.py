@@ -18,8 +18,7 @@ from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.treatments.forms import compile_blocks
 from fp8doctor.trial.variant import VariantPlan

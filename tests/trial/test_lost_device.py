@@ -10,7 +10,7 @@ from fp8doctor.facts import Arm, Trial
 from fp8doctor.facts.no_number import BREAKDOWN
 from fp8doctor.trial import conductor
 from fp8doctor.trial.measure import bench
-from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
+from fp8doctor.trial.measure.budget import DeviceLost, TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import CONTEXT
 from tests.trial.decoder import AS_IS, job, trial

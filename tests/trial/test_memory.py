@@ -19,10 +19,9 @@ from fp8doctor.trial.copies.step import before_the_update
 from fp8doctor.trial.measure import memory
 from fp8doctor.trial.measure.attempt import Attempt, Ready, beyond_gpu
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import MemoryWatch, StepMemory, full_peak, gib, memory_parts
-from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.variant import VariantPlan, as_it_is
 

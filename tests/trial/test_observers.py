@@ -12,7 +12,7 @@ import torch
 
 from fp8doctor.facts import Health
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.trial.measure.observers import Observer
+from fp8doctor.trial.measure.timer import Observer
 from tests.stand_ins.nvml import StandIn, h100
 
 CUDA = torch.device("cuda", 0)

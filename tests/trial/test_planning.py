@@ -18,8 +18,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import VariantPlanner, plan_variants
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 from tests.examine.models import Stacked, llama

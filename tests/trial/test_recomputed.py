@@ -18,8 +18,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import fake_forward, rows
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from tests.examine.models import Block
 
 pytestmark = pytest.mark.slow

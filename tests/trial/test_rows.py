@@ -26,8 +26,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.layers import fake_forward, rows
 from fp8doctor.trial.layers.seen_calls import CallsSeen
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure.budget import Budget, TrialRun
 from tests.examine.models import llama, qwen3_moe
 from tests.stand_ins import transformer_engine as te
 

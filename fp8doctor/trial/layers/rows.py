@@ -43,8 +43,8 @@ from fp8doctor.trial.layers.seen_calls import (
     with_seen,
     without_forward,
 )
+from fp8doctor.trial.measure.budget import TrialRun, still_there
 from fp8doctor.trial.measure.evidence import on_calls
-from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import buffers_apart, free
 from fp8doctor.trial.treatments.forms import strip_compile_marks

@@ -34,11 +34,10 @@ from fp8doctor.trial.copies.step import (
     training_step,
 )
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
-from fp8doctor.trial.measure.budget import LEAST_WARM_UP, Overrun, abort_after
+from fp8doctor.trial.measure.budget import LEAST_WARM_UP, Overrun, TrialRun, abort_after, still_there
 from fp8doctor.trial.measure.evidence import compilations, on_calls
 from fp8doctor.trial.measure.memory import MemoryWatch, is_roomy, leaves_room, rounding
-from fp8doctor.trial.measure.observers import Observer
-from fp8doctor.trial.measure.trial_run import TrialRun, still_there
+from fp8doctor.trial.measure.timer import Observer
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import Buffers, buffers_apart, free
 from fp8doctor.trial.treatments.forms import without_compile_marks

@@ -22,9 +22,9 @@ from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Samples, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.budget import still_there
 from fp8doctor.trial.measure.evidence import StepProof, counted, profiled, proof_of, why_not_profiled
 from fp8doctor.trial.measure.memory import memory_parts
-from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
