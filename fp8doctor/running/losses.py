@@ -66,7 +66,8 @@ class Losses:
         """Is called with the losses, while their graphs are alive."""
         self._patch = Patch(torch.autograd, "backward", self._before, self._after)
         self._parameters: list[weakref.ref[torch.Tensor]] = []
-        self._kept: list[tuple[int, list[Loss]]] = []
+        self._unread: list[tuple[int, list[Loss]]] = []
+        self._bad: int | None = None
         self._rest = 0
         """Steps to come whose gradients are not read."""
         self._took_s = self._last_s = 0.0
@@ -87,8 +88,8 @@ class Losses:
 
     def next_step(self, keep: int | None = None) -> None:
         """Forget this step's numbers; ``keep`` its losses for `first_bad` under this number."""
-        if keep is not None:
-            self._kept.append((keep, self.step))
+        if self.step and keep is not None and self._bad is None:
+            self._unread.append((keep, self.step))
         self.thread = get_ident()
         self.step, self.passes, self.largest, self.norm = [], 0, None, None
         now_s = time.perf_counter()
@@ -98,8 +99,11 @@ class Losses:
 
     def first_bad(self) -> int | None:
         """Return the first kept step with a loss that is not finite, None if none was seen."""
-        bad = (step for step, losses in self._kept if not math.isfinite(total(losses) or 0.0))
-        return next(bad, None)
+        unread, self._unread = self._unread, []  # read once: a later crash may take the GPU's context
+        for step, losses in unread:
+            if self._bad is None and not math.isfinite(total(losses) or 0.0):
+                self._bad = step
+        return self._bad
 
     def _before(self, *arguments: Any, **settings: Any) -> bool | None:
         """Copy the losses that a pass of ours begins at, and return True."""
