@@ -41,6 +41,7 @@ _FP8_WORK = re.compile(r"float8|fp8|nvfp4|mx_mm|blockwise_(act|weight)_quant", r
 ``_Float8GroupedMM``, ``mx_mm``, ``torchao::triton_fp8_...``."""
 
 _Rule = Family | Literal["gemm"]
+_Rules = tuple[tuple[_Rule, str | re.Pattern[str]], ...]
 _TYPED_GEMM: Literal["gemm"] = "gemm"
 """A matmul whose operand types are not decided yet."""
 
@@ -61,12 +62,12 @@ _OWN_COPY = re.compile(r"^Mem(cpy DtoD|set)\b")
 _GENERATED = re.compile(r"^triton_(poi|red|per|mix|for|unk|split_scan|spl)_fused_")
 _TEMPLATE = re.compile(r"^triton_(tem|mm|mm_persistent)_")
 
-_GENERATED_RULES: tuple[tuple[Family, re.Pattern[str]], ...] = (
-    ("cast", re.compile(r"_scaled_(grouped_)?mm|float8")),
-    ("loss", re.compile(r"_log_softmax|nll_loss|cross_entropy")),
-    ("norm", re.compile(r"(layer|rms|group|batch)_norm|mean_.*rsqrt")),
-    ("attention", re.compile(r"_softmax|attention")),
-    ("pointwise", re.compile("")),
+_GENERATED_RULES: tuple[tuple[Family, str], ...] = (
+    ("cast", r"_scaled_(grouped_)?mm|float8"),
+    ("loss", r"_log_softmax|nll_loss|cross_entropy"),
+    ("norm", r"(layer|rms|group|batch)_norm|mean_.*rsqrt"),
+    ("attention", r"_softmax|attention"),
+    ("pointwise", ""),
 )
 """Inductor names a kernel after the fused operators: ``_scaled_mm`` means a kernel next to a matmul."""
 
@@ -76,11 +77,7 @@ _GENERATED_CAST = re.compile(
 """Casts that do not name FP8; without FP8 matmuls in the step they are the user's arithmetic."""
 
 
-def _compiled(*rules: tuple[_Rule, str | re.Pattern[str]]) -> tuple[tuple[_Rule, re.Pattern[str]], ...]:
-    return tuple((family, re.compile(pattern)) for family, pattern in rules)
-
-
-_NAME_RULES = _compiled(
+_NAME_RULES: _Rules = (
     (
         "attention",
         r"transformer_engine::(fused_attn|flash_attention|context_parallel|kv_cache|multi_tensor_transpose_to_bhsd)::"
@@ -144,7 +141,7 @@ _NAME_RULES = _compiled(
 )
 """First match wins."""
 
-_OPERATOR_RULES = _compiled(
+_OPERATOR_RULES: _Rules = (
     ("communication", r"^(c10d|_c10d_functional|nccl|symm_mem)::|^record_param_comms|^nccl:"),
     ("optimizer", r"^aten::(_fused_(adam|adamw|sgd|adagrad)|_foreach_|_amp_)|^Optimizer\."),
     (
@@ -247,14 +244,14 @@ def is_fp8_gemm(operator: str) -> bool:
     return operator in FP8_OPERATORS or bool(_FP8_GEMM_OPERATOR.match(operator))
 
 
-def _first(rules: tuple[tuple[_Rule, re.Pattern[str]], ...], text: str) -> _Rule | None:
-    return next((family for family, pattern in rules if pattern.search(text)), None)
+def _first(rules: _Rules, text: str) -> _Rule | None:
+    return next((family for family, pattern in rules if re.search(pattern, text)), None)
 
 
 def _generated(name: str, fp8_step: bool) -> Family:
     if fp8_step and _GENERATED_CAST.search(name):
         return "cast"
-    return next(family for family, pattern in _GENERATED_RULES if pattern.search(name))
+    return next(family for family, pattern in _GENERATED_RULES if re.search(pattern, name))
 
 
 def _named(name: str) -> _Rule | None:
