@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -235,9 +234,6 @@ def _build_variant(attempt: Attempt, bench: Bench) -> None:
         )
     if attempt.no_number is not None:
         return
-    names = {each.plan.name for each in bench.built}
-    if plan.name == ArmName.SELF_CHECK and ArmName.BF16 not in names:
-        attempt.plan = replace(bench.attempts[0].plan, name=ArmName.SELF_CHECK)
     run.teller.say(f"building {variant_in_a_sentence(plan.name)}", plan.name)
     bench.build(attempt, run.budget.build_until(bench.built))
     if beyond := beyond_gpu(attempt, bench.attempts, bench.plan, gpu_gib(bench.device)):

@@ -304,13 +304,15 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
     if in_fp8 and proposals:
         base = replace(planner.on(as_is, proposals, ArmName.PRESCRIBED), place=Place.PLAN)
         alike = planner.bf16_alike(base, proposals)
+    baselines = planner.baselines(in_fp8)
+    again = next((each for each in baselines if each.name == ArmName.BF16), as_is)
     found = [
         as_is,
-        *planner.baselines(in_fp8),
+        *baselines,
         *alike,
         *([] if base is as_is else [base]),
         *([] if in_fp8 else planner.conversions(as_is)),
-        replace(planner.bf16(ArmName.BF16), name=ArmName.SELF_CHECK),
+        replace(again, name=ArmName.SELF_CHECK, base=again.name, place=Place.OTHER_BF16),
         *planner.whole(base),
         *(planner.alone(as_is, *each) for each in proposals.items() if len(proposals) > 1 or base is as_is),
         *planner.tried_unasked(base, proposals, alike),

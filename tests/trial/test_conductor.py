@@ -53,7 +53,7 @@ def slowed(share: float) -> Callable[[Variant], Variant]:
 @pytest.mark.parametrize(("share", "reliable"), [(0.01, True), (0.03, False)])
 def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: bool) -> None:
     slow = VariantPlan("slow", slowed(0.10), fp8=False)
-    again = VariantPlan("bf16_again", slowed(share), fp8=False)
+    again = VariantPlan("bf16_again", slowed(share), fp8=False, base="bf16")
     result = trial(job(model=Ticking(3).bfloat16()), BF16, slow, again)
     assert [arm.step_ms for arm in result.arms] == pytest.approx([STEP_MS, 1.10 * STEP_MS])
     assert result.self_check_ratio == pytest.approx(1 / (1 + share))
@@ -71,7 +71,7 @@ class SkippingAtRandom(Ticking):
 
 @pytest.mark.usefixtures("clock")
 def test_variants_that_skip_layers_at_random_skip_the_same_ones() -> None:
-    again = VariantPlan("bf16_again", BF16.make, fp8=False)
+    again = VariantPlan("bf16_again", BF16.make, fp8=False, base="bf16")
     result = trial(job(model=SkippingAtRandom(3).bfloat16()), BF16, again)
     assert result.self_check_ratio == pytest.approx(1.0, abs=1e-9)
     assert len({*result.arms[0].rounds_ms}) > 1

@@ -213,6 +213,6 @@ def test_a_copy_is_held_to_what_it_is_a_copy_of(
     copied: VariantPlan, timed: tuple[str, ...], ratio: float | None
 ) -> None:
     times = {"as_is": [20.0] * 9, "bf16": [10.0] * 9}
-    attempts = [Attempt(AS_IS), Attempt(BF16), Attempt(replace(copied, name="bf16_again"))]
+    attempts = [Attempt(AS_IS), Attempt(BF16), Attempt(replace(copied, name="bf16_again", base=copied.name))]
     samples = {("bf16_again", 0): times[copied.name], **{(name, 0): times[name] for name in timed}}
     assert _self_check(attempts, samples) == ratio

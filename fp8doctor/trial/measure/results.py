@@ -162,15 +162,12 @@ def report(bench: Bench, enough_s: float | None) -> Trial:
 
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
-    plans = {each.plan.name: each.plan for each in attempts if (each.plan.name, 0) in samples}
-    check, as_is = plans.get(ArmName.SELF_CHECK), plans.get(ArmName.AS_IS)
-    if check is None:
-        return None
-    of = ArmName.AS_IS if as_is and check.make is as_is.make else ArmName.BF16
-    if of not in plans:
+    """Return the time of what the self-check repeats / its own."""
+    again = next((each.plan for each in attempts if each.plan.name == ArmName.SELF_CHECK), None)
+    if again is None or not {(again.name, 0), (again.base, 0)} <= samples.keys():
         return None
     return interval(
-        [a / b for a, b in zip(samples[of, 0], samples[ArmName.SELF_CHECK, 0], strict=True)]
+        [a / b for a, b in zip(samples[str(again.base), 0], samples[again.name, 0], strict=True)]
     ).value
 
 
