@@ -40,23 +40,16 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
         return fits_without(facts)
     alone, plan = (kit.arms.arm_if_any(facts, name) for name in (OFF, kit.ArmName.PRESCRIBED))
     without = alone or (plan if plan and OFF in plan.get("treatments", ()) else None)
-    with_it = kit.arms.base_of(facts.trial, alone) if alone else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
-    if not without or without.peak_gib is None or free is None or (alone and not with_it):
+    if not without or without.peak_gib is None or free is None:
         return fits_without(facts)
-    cost = kit.arms.ratio(with_it, alone) if alone and with_it else None
-    if without.peak_gib > USABLE * free or (cost and (cost.low <= 1 or cost.value - 1 < kit.EVEN)):
+    if without.peak_gib > USABLE * free:
         return None
-    with_words = f" and at {with_it.peak_gib:.1f} GiB with it" if with_it else ""
-    timed = {"step_without_ms": alone.step_ms} if alone else {}
-    if cost and with_it:
-        timed |= {"cost_ratio": cost.value, "cost_ratio_low": cost.low, "cost_ratio_high": cost.high}
-        timed |= {"step_ms": with_it.step_ms, "peak_gib": with_it.peak_gib}
     return kit.Finding(
         title="Activation checkpointing is on, and the step fits without it",
-        explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it{with_words}; this GPU has "
-        f"{free:.1f} GiB free. Batches longer than the timed one need more.",
-        evidence={**timed, "peak_without_gib": without.peak_gib, "free_gib": free},
+        explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it; this GPU has {free:.1f} GiB "
+        "free. Batches longer than the timed one need more.",
+        evidence={"peak_without_gib": without.peak_gib, "free_gib": free},
         treatment=kit.treatments.checkpointing_off(facts),
     )
 

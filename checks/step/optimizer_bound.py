@@ -23,8 +23,6 @@ from fp8doctor import kit
 SHARE_PCT = 5.0
 """Percent of the step from which it is reported. A choice: above the 3% that fp8doctor calls even."""
 
-FUSED_ARM = "fused-optimizer"  # the trial's variant if the settings say that it could be fused and is not
-
 
 @kit.check("STP007", "optimizer-bound", severity="warning", explained_by=("ENV006",))
 def optimizer_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
@@ -43,14 +41,12 @@ def optimizer_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         evidence={"optimizer": facts.training.optimizer, "optimizer_ms": spent, "share_pct": share},
         severity=None if kit.arms.uses_fp8(facts) else "info",
         saving_ms=kit.Saving(low=0.0, high=spent, basis="modelled") if kit.arms.uses_fp8(facts) else None,
-        treatment=kit.describe(FUSED_ARM, facts),
+        treatment=kit.describe("fused-optimizer", facts),
     )
 
 
 def could_be_fused(facts: kit.Facts, found: kit.facts.Breakdown) -> bool:
-    """Whether the optimizer could be fused and is not: by the trial's variant, else by its kernels' names."""
-    if any(each.name == FUSED_ARM for each in facts.arms()):
-        return True
+    """Whether the optimizer could be fused and is not, by its kernels' names."""
     groups = [group for group in found.get("groups", ()) if group.family == "optimizer"]
     fused = any("fused" in f"{group.name}{group.operator}".lower() for group in groups)
     if not groups or fused:

@@ -57,8 +57,6 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     if not computing:
         title = f"{len(stored)} of {linears} Linears only store their weights in FP8"
         title += kit.named(stored, linears)
-    elif len(stored) > computing:
-        title += f"; in {len(stored) - computing} more only the weights are in FP8"
     trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
     cut, once = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
     raises = backward == "dynamic" and (stored[-1].get("flops_per_token") or 0.0) > once  # trains before it
@@ -112,8 +110,6 @@ def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
     if adapted and works and any(each.active for each in facts.training.get("checkpointing", ())):
         return None
     rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
-    if network.get("kind", "").endswith("ForCausalLM") and not adapted:
-        rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
     out = [linear.name for linear in network.linears if linear not in takes]
     converted = kit.conversion.conversion(facts, beside=out)
     return kit.Treatment(

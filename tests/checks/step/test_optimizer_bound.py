@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from fp8doctor.checks.step.optimizer_bound import FIRES
 from fp8doctor.facts import Arm, Facts, KernelGroup, Software
-from tests.checks.arms import ran
 from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced
@@ -59,10 +58,3 @@ def test_torch_fuses_adagrad_on_cuda_from_2_12_on(torch: str | None, outcome: st
     training = replace(FIRES.training, optimizer="torch.optim.adagrad.Adagrad")
     facts = replace(FIRES, training=training, software=Software(torch=torch))
     assert outcome_of(OPTIMIZER, facts) == outcome
-
-
-def test_the_trial_knows_by_the_settings(sick: Facts) -> None:
-    """It has a variant for every optimizer that could be fused and is not; its kernels may be too short."""
-    assert outcome_of(OPTIMIZER, with_arms(sick, taking(9.0))) == "silent"
-    faster = ran("fused-optimizer", 94.0, treatments=("fused-optimizer",), base="as_is", breakdown=None)
-    assert outcome_of(OPTIMIZER, with_arms(sick, taking(9.0), faster)) == "fires"
