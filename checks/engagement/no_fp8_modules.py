@@ -52,15 +52,13 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if any(each.use == "training" or kit.stores_fp8(each) for each in linears):
         return None
     flag = kit.fp8_was_asked_for(facts)
-    copied = 0 if flag else kit.fp8_request.converted_a_copy(facts)
     asked = flag or (CONFIGURATION if kit.fp8_request.configured(facts) else CONVERTER)
-    called = asked == CONVERTER and not copied
-    if called and not kit.fp8_request.converted_nothing(facts):
+    if asked == CONVERTER and not kit.fp8_request.converted_nothing(facts):
         return kit.NotApplicable(reason="nothing asks for FP8 in this model")
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):
         return None
     proof: str | None = None
-    if called:
+    if asked == CONVERTER:
         proof = "it was called"
     elif asked == CONFIGURATION:
         proof = "the model is made of it"
@@ -68,7 +66,7 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         proof = "the model went through Accelerator.prepare"
     elif kit.recorded(facts, "observed") or facts.training.gradients_seen:
         proof = "a training step has run"
-    cause, fix = why_none(facts, asked, proof, copied)
+    cause, fix = why_none(facts, asked, proof)
     none = f"none of {kit.plural(len(linears), 'Linear')} has it"
     return kit.Finding(
         severity=None if proof else "info",
@@ -79,15 +77,13 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     )
 
 
-def why_none(
-    facts: kit.Facts, asked: str, proof: str | None, copied: int
-) -> tuple[str, kit.Treatment | None]:
+def why_none(facts: kit.Facts, asked: str, proof: str | None) -> tuple[str, kit.Treatment | None]:
     """Find the most likely reason why no layer of this model was converted, and its fix."""
     linears, flag = facts.network.linears, kit.fp8_was_asked_for(facts)
     if flag and not proof:
         return NOT_YET, look_later(facts)
     conv1d = sum(each.kind.endswith(".Conv1D") for each in linears)
-    if conv1d and (flag or (asked == CONVERTER and not copied)):
+    if conv1d and asked != CONFIGURATION:
         return f"{conv1d} of them are Conv1D, which no converter accepts as a Linear.", kit.treatments.CONV1D
     if flag and kit.fp8_request.was_prepared(facts) and not any(map(kit.layers.fits_fp8, linears)):
         return f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all.", None

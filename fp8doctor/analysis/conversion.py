@@ -39,23 +39,22 @@ def conversion(
     *,
     beside: Iterable[str] | None = None,
     config: str = "",
-    only: str = "",
     mxfp8: bool = False,
     by_accelerate: bool = False,
 ) -> str:
     """Write the lines that convert all layers but ``out``, by whoever converts the model now.
 
     ``beside`` stays out too, as far as few lines name it; by default what is left out now. ``config`` is of
-    torchao, by default the one of now; ``only`` is a condition on ``layer`` and ``name``.
+    torchao, by default the one of now.
     """
     linears = facts.linears()
     fp8 = [each for each in linears if each.get("use") == "training"]
     fp8 = [each for each in fp8 if each.name in out] or fp8
     if beside is None:
         beside = if_recorded(lambda: [each.name for each in linears if may_be_taken(each)]) or ()
-    also, note = before_wrapping(beside, linears), ""
+    also, only, note = before_wrapping(beside, linears), "", ""
     if len(names_in_python(also)) > MOST_LINES:
-        also, only = [], only or TAKES
+        also, only = [], TAKES
         note = "   # with what your filter leaves out now" if fp8 else "   # and not your head"
     sets = names_in_python([*dict.fromkeys([*before_wrapping(out, linears), *also])])
     keep = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]

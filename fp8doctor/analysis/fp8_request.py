@@ -107,12 +107,6 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
     return "accelerate launch --mixed_precision fp8" if launched else None
 
 
-def converted_a_copy(facts: Facts) -> int:
-    """Count the FP8 layers of a converted copy that does not train; 0 if unknown."""
-    trains = recorded(facts, "observed") or facts.training.gradients_seen
-    return facts.get("training.converter.idle_copies") or 0 if trains else 0
-
-
 def converted_nothing(facts: Facts) -> bool:
     """Return whether torchao's converter was seen to be called and replaced no layer."""
     converter = facts.get("training.converter")

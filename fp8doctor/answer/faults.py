@@ -9,7 +9,6 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import (
     configured,
-    converted_a_copy,
     converted_nothing,
     fp8_was_asked_for,
 )
@@ -21,7 +20,7 @@ from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.known_errors import in_a_sentence
 
-ASKS = (fp8_was_asked_for, configured, converted_nothing, converted_a_copy)
+ASKS = (fp8_was_asked_for, configured, converted_nothing)
 """Ways to see that FP8 was asked for."""
 
 KEEPS_FP8_OUT = ("environment", "engagement")

@@ -149,25 +149,12 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
     )
 
 
-def examine_converter(watch: ConversionWatch | None, tree: Tree) -> Converter:
+def examine_converter(watch: ConversionWatch | None) -> Converter:
     """Return the known calls of the converter; an early one may be of any model."""
     ran, unwatched = has_run(), watch is None or watch.ran_before
     return Converter(
         called=None if ran and unwatched else ran,
         replaced=None if watch is None else len(watch.replacements),
-        idle_copies=None if watch is None else idle_copies(watch, tree),
-    )
-
-
-def idle_copies(watch: ConversionWatch, tree: Tree) -> int:
-    """Count converted layers that train, got no gradient, and are of this model's shapes but not in it."""
-    inside = {id(place.module) for place in tree.places}
-    layers = (layer for each in watch.replacements if (layer := each.layer()) is not None)
-    weights = [tensor(each, "weight") for each in layers if id(each) not in inside and each.training]
-    idle = [each for each in weights if each is not None and each.requires_grad and each.grad is None]
-    own = [tensor(each.module, "weight") for each in tree.places if is_a(each.module, nn.Linear)]
-    return (
-        len(idle) if {each.shape for each in idle} <= {each.shape for each in own if each is not None} else 0
     )
 
 

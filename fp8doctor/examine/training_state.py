@@ -61,7 +61,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         else len(left_out),
         first_outside_optimizer=tuple(tree.parameters[id(each)][0] for each in (left_out or ())[:FIRST]),
         conversion=examine_conversion(tree, job.watched, gaps),
-        converter=examine_converter(job.watched, tree),
+        converter=examine_converter(job.watched),
     )
 
 

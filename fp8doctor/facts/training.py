@@ -135,9 +135,6 @@ class Converter(Record, frozen=True, kw_only=True):
     """True if it was called while someone watched; None if no call left a trace, or none was watched."""
     replaced: int | None = NOT_RECORDED
     """FP8 layers that took the place of a Linear in any model meanwhile; None if nobody watched."""
-    idle_copies: int | None = NOT_RECORDED
-    """Number of them outside of this model that look like its Linears, are trainable and in training mode,
-    and belong to no optimizer: those of a converted copy. None if nobody watched."""
 
 
 class Training(Record, frozen=True, kw_only=True):
