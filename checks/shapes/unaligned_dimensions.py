@@ -29,34 +29,29 @@ WORTH_PCT = 5.0
 """Percent of the step from which padding in 16 bits is worth it: twice a step's noise, and a margin."""
 
 
-@kit.check("SHP001", "unaligned-dimensions", severity="error", changes_fp8=True, invalidates_model=True)
-def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, linears = kit.expected_fp8_gemms.multiplied_in_fp8(facts.network.linears), facts.network.linears
-    if not fp8 and kit.fp8_was_asked_for(facts) is None:
-        return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
-    may_be_padded = kit.padding.may_be_padded(facts)
-    refused = [each for each in linears if kit.recipe_support.unaligned(each)]
-    raising = [each for each in fp8 if each in refused]
-    left = [each for each in refused if kit.layers.would_be_converted(each, rewritten=True, padded=True)]
-    skipped = list(filter(may_be_padded, left))
-    share = kit.flops_share_pct(skipped, facts)
-    if not raising and share < kit.padding.LITTLE_WORK_PCT:
+MOST = 0.5
+"""Share of the FP8 layers above which their sides are the model's widths, which may be padded. Fewer may be
+over classes or patches, and stay out of the conversion."""
+
+
+@kit.check("SHP001", "unaligned-dimensions", severity="error", **kit.WRONG_FP8_STEP)
+def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | None:
+    fp8 = kit.expected_fp8_gemms.multiplied_in_fp8(facts.network.linears)
+    found = [each for each in fp8 if kit.recipe_support.unaligned(each)]
+    if not found:
         return None
-    title = f"{kit.plural(len(skipped), 'Linear')} ({share:.0f}% of the FLOPs) cannot be converted to FP8"
-    if raising:
-        title = f"{len(raising)} of {len(fp8)} FP8 layers need sides that are multiples of "
-        title += f"{kit.recipe_support.multiple_of(raising[0])}, or torch raises on a GPU"
-    found, kept = raising or skipped, [each.name for each in raising if not may_be_padded(each)]
-    padded = [each for each in found if each.name not in kept]
-    raises = bool(raising) and not kit.own_step.ran_on_a_gpu(facts)
+    raises = not kit.own_step.ran_on_a_gpu(facts)
     return kit.Finding(
         severity="error" if raises else "warning",
         breaks="step_raises" if raises else kit.NOT_RECORDED,
-        title=title + kit.named(found),
+        title=f"{len(found)} of {len(fp8)} FP8 layers need sides that are multiples of "
+        f"{kit.recipe_support.multiple_of(found[0])}, or torch raises on a GPU{kit.named(found)}",
         explanation="Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and "
         "NVFP4 128). Otherwise a converted layer raises in the step, and a converter leaves it in 16 bits.",
-        evidence={"raising_layers": len(raising), "skipped_layers": len(skipped), "first": found[0].name},
-        treatment=kit.padding.pad_sides(padded, kept) if padded else kit.keep_in_bf16(kept, facts),
+        evidence={"raising_layers": len(found), "first": found[0].name},
+        treatment=kit.padding.pad_sides(found)
+        if len(found) > MOST * len(fp8)
+        else kit.keep_in_bf16([each.name for each in found], facts),
     )
 
 

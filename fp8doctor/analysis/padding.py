@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.treatment_table import PAD_VOCABULARY
@@ -20,51 +19,17 @@ from fp8doctor.finding import Saving, Treatment
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.wording import plural
 
-LEAST_WIDTH = 2 * FP8_MULTIPLE
-"""Features from which a side may be padded: below, padding costs as much (17 to 32) as FP8 can save."""
-
-LITTLE_WORK_PCT = 1.0
-"""Percent of the matmul FLOPs below which padding does not matter: half the noise of a step (2%)."""
-
 
 def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def may_be_padded(facts: Facts) -> Callable[[Linear], bool]:
-    """Return a function that tells layers between wide channels from those over patches and classes.
-
-    Channels are as wide as a norm, an embedding or a convolution, or lead to such a width. If few Linears are
-    connected like this, those widths are not the model's, and every Linear counts.
-    """
-    network, linears = facts.network, facts.network.linears
-    widths = {*network.get("channel_widths", ())}
-    widths |= {linear.in_features for linear in linears if linear.role == "head"}
-    sides = [frozenset((linear.in_features, linear.out_features)) for linear in linears]
-    while new := [each for each in sides if each & widths and not each <= widths]:
-        widths.update(*new)
-    few = sum(each <= widths for each in sides) < len(sides) / 2
-
-    def may_be(linear: Linear) -> bool:
-        n, classifies = linear.out_features, linear.use == "training" and linear.role == "head"
-        if classifies and n != network.get("vocabulary"):
-            return False
-        return (few or linear.in_features in widths) and min(linear.in_features, n) >= LEAST_WIDTH
-
-    return may_be
-
-
-def pad_sides(padded: Sequence[Linear], kept: Sequence[str] = ()) -> Treatment:
-    """Pad these layers' sides, and leave out of the conversion those that are ``kept``."""
+def pad_sides(padded: Sequence[Linear]) -> Treatment:
     lines = dict[str, None]()
     for linear in sorted(padded, key=lambda each: (each.in_features, each.out_features)):
         k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
         new = f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})"
         lines[f"{new}   # was nn.Linear({k}, {n}): multiples of {multiple}"] = None
-    if kept:
-        lines[
-            f"# not {', '.join(kept)}: leave {'it' if len(kept) == 1 else 'them'} out of the conversion"
-        ] = None
     return Treatment(
         name="pad-dimensions",
         summary="pad widths, and data of these widths, to the next multiple",

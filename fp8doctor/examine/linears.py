@@ -17,7 +17,6 @@ from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
 from fp8doctor.stacks.looking import (
-    ancestor,
     children_of,
     is_a,
     is_torchscript,
@@ -136,10 +135,6 @@ def _linear(
         parameters=elements(layer) + (layer.out_features * layer.gemms if layer.bias else 0),
         flops_per_token=flops,
     )
-
-
-def is_convolution(place: Place) -> bool:
-    return ancestor(type(place.module), "torch.nn.", ("Conv1d", "Conv2d", "Conv3d")) is not None
 
 
 def elements(layer: Layer) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
-from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers, is_convolution
+from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers
 from fp8doctor.examine.walk import Place, Tree, experts_of, hooks, parameters
 from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
@@ -102,7 +102,6 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         hidden_size=hidden_size,
         heads=_size(config, HEADS),
         key_value_heads=_size(config, KEY_VALUE_HEADS),
-        channel_widths=channel_widths(tree, embeddings, held),
     )
 
 
@@ -141,18 +140,6 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
 
 def _size(config: Any, names: Sequence[str]) -> int | None:
     return next((size for name in names if type(size := read(config, name)) is int), None)
-
-
-def channel_widths(tree: Tree, embeddings: list[Place], held: dict[int, Held]) -> tuple[int, ...]:
-    names = {id(each): name for name, each, _, _ in held.values()}
-    tensors = [each for _, each, _, _ in held.values()]
-    found = {each.shape[0] for each in tensors if each.dim() == 1 and not names[id(each)].endswith("bias")}
-    convolutions = filter(is_convolution, tree.places) if any(each.dim() > 2 for each in tensors) else ()
-    for places, sides in ((embeddings, slice(-1, None)), (convolutions, slice(2))):
-        for place in places:
-            weight = parameters_of(place.module).get("weight")
-            found.update(weight.shape[sides] if weight is not None and id(weight) in names else ())
-    return tuple(sorted(found - {0}))
 
 
 OF_PEFT = re.compile(r"\.(base_layer|original_module)\b")

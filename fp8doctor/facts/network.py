@@ -151,8 +151,6 @@ class Network(Record, frozen=True, kw_only=True):
     """Heads of attention, by the configuration; None if it does not tell."""
     key_value_heads: int | None = NOT_RECORDED
     """Heads that share keys and values; None if the configuration does not tell."""
-    channel_widths: tuple[int, ...] = NOT_RECORDED
-    """Widths of norms (by a one-dimensional parameter), embeddings and convolutions, ascending."""
     scalings: tuple[Scaling, ...] = NOT_RECORDED
     """Scaling of the FP8 layers; without those whose library keeps no record, and TE's before a forward."""
     attentions: tuple[Attention, ...] = NOT_RECORDED

@@ -141,14 +141,6 @@ def test_devices_and_dtypes_are_counted_by_elements() -> None:
     assert facts.dtypes == {"float16": 64, "float32": 16}
 
 
-def test_channels_are_those_of_norms_embeddings_and_convolutions() -> None:
-    model = nn.Sequential(
-        nn.Embedding(90, 5), nn.LayerNorm(11), nn.Conv2d(3, 7, 2), nn.Linear(13, 17), nn.LazyLinear(19)
-    )
-    assert network(model).channel_widths == (3, 5, 7, 11)
-    assert network(nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyConv1d(3, 3))).channel_widths == ()
-
-
 def test_a_head_with_a_copy_of_the_embedding() -> None:
     model = next(each for each in MODELS if each.model == "T5ForConditionalGeneration").build()
     assert network(model).broken_ties == ()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torchao.float8 import convert_to_float8_training
 from torchao.prototype.moe_training import config as moe
 from torchao.quantization import quantize_
 
@@ -78,17 +77,6 @@ def test_a_side_that_must_not_be_padded_is_left_in_bf16_by_a_line_that_runs(
     again = build()
     exec(with_imports(treatment.code), {"model": again})
     assert finding_of(SIDES, look(again, tokens=1024)) is None
-
-
-def test_what_a_converter_must_skip_if_fp8_was_asked_for(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(mlp(), mlp(), nn.Linear(256, 1000), nn.Linear(1000, 256), mlp()).bfloat16()
-    skipped = look(convert_to_float8_training(model, module_filter_fn=aligned), tokens=1024)
-    assert found_by(SIDES, skipped).severity == "warning"
-    little = nn.Sequential(mlp(), nn.Linear(256, 2), nn.Linear(2, 256), mlp(), mlp()).bfloat16()
-    assert finding_of(SIDES, look(convert_to_float8_training(little, module_filter_fn=aligned))) is None
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    assert found_by(SIDES, look(nn.Sequential(mlp(1000), mlp(1000)))).evidence["skipped_layers"] == 4
-    assert finding_of(SIDES, look(mixer())) is None
 
 
 @pytest.mark.parametrize("length", [None, 1003])
