@@ -50,9 +50,10 @@ def prepared(model: nn.Module) -> Any:
     ("build", "fix"),
     [
         (gpt2, "conv1d-to-linear"),
+        (lambda: linears(100, 100, 100, 100), "pad-dimensions"),
         (lambda: linears(64, 64), "convert"),
     ],
-    ids=["Conv1D", "two Linears"],
+    ids=["Conv1D", "widths", "two Linears"],
 )
 def test_what_prepare_does_not_convert(
     asked: None, look: Look, build: Callable[[], nn.Module], fix: str
