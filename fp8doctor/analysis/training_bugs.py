@@ -40,7 +40,7 @@ class TrainingBug(NamedTuple):
     sources: Sequence[str]
     kind: Literal["incorrect", "raises", "fails", "later"] = "incorrect"
     when: Mapping[str, Any] = {}
-    """Conditions of `layers_of`."""
+    """Conditions of `LAYER`."""
     job: Sequence[str] = ()
     """Conditions of `JOB`."""
     certain: bool = True
@@ -110,45 +110,22 @@ def bugs_of(facts: Facts) -> list[tuple[TrainingBug, list[Linear]]]:
 
 
 def layers_of(when: Mapping[str, Any], facts: Facts) -> list[Linear]:
-    """List the FP8 layers that meet the conditions of a row, if the job meets its own.
-
-    Of a layer: ``stack``, ``kind`` (a pattern for its class), ``role``, ``features``, ``trained``,
-    ``compiled``, ``frozen_first`` (of its stack, before layers that train), ``split_by_ddp``, ``checkpoint``
-    (whose region covers it) and ``recipe`` (how its name begins). Of the job:
-    ``accumulates``, ``variable`` (is set) and ``optimizer`` (a pattern for its class; it holds all
-    parameters). Raises `Unrecorded` if only a forward in FP8 would show the recipe.
-    """
-    found = [each for each in facts.network.fp8 if _meets(each, when, facts)]
-    if not found or (when.get("accumulates") and facts.workload.accumulate <= 1):
-        return []
-    if "variable" in when and facts.environment.variables.get(when["variable"], "0") == "0":
-        return []
-    if "optimizer" in when and not (
-        re.search(when["optimizer"], facts.training.optimizer or "")
-        and not facts.training.parameters_outside_optimizer  # it may hold masters instead
-    ):
-        return []
-    if "recipe" in when and any(each.recipe is None for each in found):
-        raise Unrecorded(Linear, "recipe", "only a forward in FP8 shows the recipe")
-    return [each for each in found if (each.recipe or "").startswith(when.get("recipe", ""))]
+    """List the FP8 layers that meet these conditions of `LAYER`. Raises `Unrecorded`."""
+    last = sorted(when, key="recipe".__eq__)  # which is unknown before a forward
+    return [each for each in facts.network.fp8 if all(LAYER[name](each, when[name], facts) for name in last)]
 
 
-def _meets(linear: Linear, when: Mapping[str, Any], facts: Facts) -> bool:
-    features = {
-        name: bool(linear.features.get(name)) if value is True else linear.features.get(name)
-        for name, value in when.get("features", {}).items()
-    }
-    return (
-        linear.stack == when["stack"]
-        and when.get("role") in (None, linear.role)
-        and re.search(when.get("kind", ""), linear.kind) is not None
-        and features == when.get("features", {})
-        and (not when.get("frozen_first") or _is_frozen_first(linear, facts))
-        and ("trained" not in when or when["trained"] == linear.requires_grad)
-        and not (when.get("compiled") and linear.compiled is None)
-        and (not when.get("split_by_ddp") or is_split_by_ddp(linear, facts))
-        and ("checkpoint" not in when or region_of(linear, facts, when["checkpoint"]) is not None)
+def _has(linear: Linear, features: Mapping[str, Any]) -> bool:
+    return all(
+        (bool(linear.features.get(name)) if value is True else linear.features.get(name)) == value
+        for name, value in features.items()
     )
+
+
+def _begins(recipe: str | None, with_: str) -> bool:
+    if recipe is None:
+        raise Unrecorded(Linear, "recipe", "only a forward in FP8 shows the recipe")
+    return recipe.startswith(with_)
 
 
 def _is_frozen_first(linear: Linear, facts: Facts) -> bool:
@@ -190,6 +167,27 @@ def is_split_by_ddp(linear: Linear, facts: Facts) -> bool:
     ]
     below = is_below(linear, distributed.get("wrapper_at") or "")
     return below and any(size > FIRST_BUCKET_BYTES for size in sizes)
+
+
+LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {
+    "stack": lambda linear, name, facts: linear.stack == name,
+    "kind": lambda linear, pattern, facts: re.search(pattern, linear.kind) is not None,
+    "role": lambda linear, role, facts: linear.role == role,
+    "features": lambda linear, features, facts: _has(linear, features),
+    "trained": lambda linear, yes, facts: linear.requires_grad == yes,
+    "compiled": lambda linear, yes, facts: linear.compiled is not None,
+    "frozen_first": lambda linear, yes, facts: _is_frozen_first(linear, facts),
+    "split_by_ddp": lambda linear, yes, facts: is_split_by_ddp(linear, facts),
+    "checkpoint": lambda linear, library, facts: region_of(linear, facts, library) is not None,
+    "accumulates": lambda linear, yes, facts: facts.workload.accumulate > 1,
+    "variable": lambda linear, name, facts: facts.environment.variables.get(name, "0") != "0",
+    # The class of the optimizer, which may hold masters if it does not hold all parameters.
+    "optimizer": lambda linear, pattern, facts: bool(
+        re.search(pattern, facts.training.optimizer or "") and not facts.training.parameters_outside_optimizer
+    ),
+    "recipe": lambda linear, begin, facts: _begins(linear.recipe, begin),
+}
+"""Condition of an FP8 layer, and of its job, in the table -> whether it holds with the table's value."""
 
 
 def backend(facts: Facts) -> str | None:
