@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fp8doctor.analysis.own_step import as_is
 from fp8doctor.cost.matmul_counts import gemms, micro_batches, passes, rows_seen
-from fp8doctor.facts import Arm, Facts, Linear, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of
 
 END = 0.25
@@ -61,8 +61,8 @@ class Due(NamedTuple):
 
 
 def counted_gemms(facts: Facts) -> int | None:
-    arm = _as_is(facts)
-    if arm is not None and facts.trial.device != "cpu":
+    arm = as_is(facts)
+    if arm is not None and recorded(arm, "fp8_gemms") and facts.trial.device != "cpu":
         return arm.fp8_gemms or None
     on_gpu = facts.get("observed.clock") == "cuda"
     return facts.get("observed.fp8_gemms") or None if on_gpu else None
@@ -114,7 +114,7 @@ def _gradients(linear: Linear) -> int:
 
 def _left_out(facts: Facts) -> tuple[str, ...]:
     """List the name prefixes of blocks that the counted cut does not have."""
-    arm = _as_is(facts)
+    arm = as_is(facts)
     if arm is None or not arm.get("cuts"):
         return ()
     kept = arm.cuts[-1].blocks
@@ -122,10 +122,4 @@ def _left_out(facts: Facts) -> tuple[str, ...]:
         f"{name}.{number}."
         for name, count in facts.trial.blocks.items()
         for number in range(kept.get(name, count), count)
-    )
-
-
-def _as_is(facts: Facts) -> Arm | None:
-    return next(
-        (arm for arm in facts.arms() if arm.name == ArmName.AS_IS and recorded(arm, "fp8_gemms")), None
     )

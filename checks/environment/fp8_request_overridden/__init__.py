@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from fp8doctor import kit
 
-BACKEND = "ACCELERATE_FP8_BACKEND"
+BACKEND = kit.fp8_request.BACKEND
 
 PREPARES = {
     "AO": "stops with \"'NoneType' object has no attribute 'config'\"",
