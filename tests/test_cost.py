@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor.analysis.modelled_speedup import modelled_steps
+from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.answer.job import product
 from fp8doctor.cost.gemm import amdahl, matmuls_ms
 from fp8doctor.cost.step_cost import (
-    eager_balance,
     in_bf16,
     modelled_step,
     with_linears_compiled,
@@ -17,6 +18,7 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Workload
 from fp8doctor.facts.examples import example, float8
+from fp8doctor.finding import Treatment
 from fp8doctor.gpus import GPUS, gpu_spec, modelled_gpu
 from fp8doctor.recipes import RECIPES
 from research.benchmarks import cost_model, measured_steps
@@ -134,7 +136,6 @@ def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) 
     facts = replace(facts, gpus=(Gpu(name=product, visible=True),), assumed_gpu=None)
     assert modelled_gpu(facts) is None
     assert modelled_step(facts) is None
-    assert eager_balance(facts, facts.network.linears) is None
     if "NVIDIA" in product:
         with pytest.raises(UserError, match="no datasheet for the GPU"):
             gpu_spec(product)
@@ -168,9 +169,9 @@ def test_the_saving_of_compiling_a_whole_model_covers_what_was_measured(
     eager: dict[str, object], after: dict[str, object]
 ) -> None:
     facts = replace(measured_steps.facts_of(eager), assumed_gpu="H200")
-    balance = eager_balance(facts, [each for each in facts.network.linears if each.use == "training"])
-    assert balance
-    assert balance.saving.low < eager["ms"] - after["ms"] < balance.saving.high  # type: ignore[operator]
+    steps = modelled_steps(facts, Treatment(name=COMPILE_MODEL, summary="", code=""))
+    assert steps
+    assert steps.saving.low < eager["ms"] - after["ms"] < steps.saving.high  # type: ignore[operator]
 
 
 def job(**changes: object) -> Facts:

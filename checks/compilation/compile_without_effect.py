@@ -42,7 +42,6 @@ def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     under = [each for each in fp8 if any(kit.compile_coverage.is_below(each, name) for name in names)]
     idle = [each for each in under if each.compiled in {None, *names}]
     texts = tuple(cause.text for cause in causes)
-    balance = kit.cost.eager_balance(facts, idle) if idle else None
     look = f" Not compiled: {kit.plural(len(idle), 'FP8 Linear')}." if idle else ""
     return kit.Finding(
         title=f"torch.compile has no effect: {texts[0]}",
@@ -53,7 +52,6 @@ def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
             "idle_fp8_linears": len(idle),
             "examined_as_uncompiled": all(linear.compiled is None for linear in facts.network.linears),
         },
-        saving_ms=balance.saving if balance else None,
         treatment=kit.Treatment(
             name=causes[0].name,
             summary="; ".join(cause.summary for cause in causes),

@@ -47,34 +47,22 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     runs = [linear for linear in eager if not kit.recipe_support.unaligned(linear)]
     heads = [linear for linear in runs if kit.layers.makes_logits(linear, facts.network)]
     only_heads = len(eager) < len(fp8) and heads == runs
-    which = cost = ""
+    which = ""
     if len(eager) < len(fp8):
         more = f" and {len(eager) - 3} more" if len(eager) > 3 else ""
         names = ", ".join(kit.in_python(linear.name, facts.network) for linear in eager[:3])
         which = f"Not compiled: {names}{more}. "
-    if balance := kit.cost.eager_balance(facts, eager):
-        cost = f"these casts cost {balance.casts_ms:,.0f} ms/step"
-        if balance.host_ms > balance.casts_ms:
-            cost = (
-                f"these casts take {balance.casts_ms:,.1f} ms/step on the GPU, and launching them keeps the "
-                f"host busy for {balance.host_ms:,.0f} ms"
-            )
-        cost = f" Estimated for {balance.gpu}: {cost}; the FP8 matmuls save {balance.gemms_saved_ms:,.1f} ms."
     return kit.Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears {'is' if len(eager) == 1 else 'are'} not compiled"
         f"{kit.named(eager, len(fp8))}",
         explanation=f"{which}Each of them casts its input, weight and gradient in about {EAGER_KERNELS} "
-        f"kernels per step; compiled, it takes about 9.{cost}",
+        f"kernels per step; compiled, it takes about 9.",
         evidence={
             "eager_linears": len(eager),
             "fp8_linears": len(fp8),
             "first": eager[0].name,
             "extra_kernels_per_step": EAGER_KERNELS * len(eager),
-            "modelled_casts_ms": balance.casts_ms if balance else None,
-            "modelled_host_ms": balance.host_ms if balance else None,
-            "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
-        saving_ms=balance.saving if balance else None,
         treatment=kit.keep_in_bf16([linear.name for linear in eager], facts)
         if only_heads
         else kit.compile_coverage.compile_treatment(facts, runs or eager),

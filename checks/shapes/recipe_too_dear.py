@@ -112,15 +112,15 @@ def estimated(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:
     found = kit.modelled_speedup.faster_recipe(facts) if len(own) == 1 else None
     if found is None:
         return None
+    recipe, steps = found
+    now, then = steps.now, steps.then
     return kit.Finding(
-        title=f"The recipe {found.recipe.name} is about {found.now_ms / found.then_ms:.2f}x as fast as "
-        f"{own[0]} (estimated)",
-        explanation=f"Estimated for {found.saving.gpu}: {'compiled, ' * eager}the step takes "
-        f"{found.then_ms:,.1f} instead of {found.now_ms:,.1f} ms. The recipes also differ in exactness: "
-        "watch the loss.",
-        evidence={"own_recipe": own, "faster_recipe": found.recipe.name, "faster_step_ms": found.then_ms},
-        saving_ms=found.saving,
-        treatment=kit.describe(found.recipe.treatment, facts),
+        title=f"The recipe {recipe.name} is about {steps.speedup:.2f}x as fast as {own[0]} (estimated)",
+        explanation=f"Estimated for {now.gpu}: {'compiled, ' * eager}the step takes {then.step_ms:,.1f} "
+        f"instead of {now.step_ms:,.1f} ms. The recipes also differ in exactness: watch the loss.",
+        evidence={"own_recipe": own, "faster_recipe": recipe.name, "faster_step_ms": then.step_ms},
+        saving_ms=steps.saving,
+        treatment=kit.describe(recipe.treatment, facts),
     )
 
 

@@ -82,7 +82,6 @@ def fp32_adapters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         f"{kit.named(fp32, len(adapters))}",
         explanation=costs,
         evidence={"fp32_adapters": len(fp32), "adapters": len(adapters), "first": fp32[0].name},
-        saving_ms=kit.if_recorded(kit.modelled_speedup.saved_by_bf16_adapters, facts),
         treatment=adapters_to_bf16(fp32),
     )
 

@@ -33,19 +33,12 @@ def weights_cast_again(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     told = facts.training.first_microbatch
     if told and (len(told) < 2 or not all(told)):
         return None
-    gpu, casts_ms = kit.cost.modelled_gpu(facts), list[float | None]()
-    for linear in keeping:
-        rows = kit.cost.rows_of(linear, facts)
-        casts_ms.append(kit.cost.weight_casts_ms(linear, rows, gpu) if gpu and rows else None)
-    known = [ms for ms in casts_ms if ms is not None]
-    saved = (count - 1) * sum(known) if len(known) == len(keeping) else None
     layers = kit.plural(len(keeping), "layer")
     return kit.Finding(
         title=f"Each of {count} micro-batches casts the weights of {layers} again",
         explanation=f"is_first_microbatch {'is True' if told else 'is not passed'} in each micro-batch that "
         "was watched. The optimizer changes weights once per step, so one cast is enough.",
-        evidence={"micro_batches": count, "watched": len(told), "again_ms": saved},
-        saving_ms=None if saved is None else kit.Saving(low=0.0, high=saved, basis="modelled"),
+        evidence={"micro_batches": count, "watched": len(told)},
         treatment=kit.Treatment(
             name="first-microbatch",
             summary="pass is_first_microbatch=True in the first micro-batch only",

@@ -5,7 +5,7 @@ layers that lose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -14,9 +14,8 @@ from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost.layer import is_known, linear_cost, recipe_on
 from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
-from fp8doctor.cost.step_cost import UNCERTAINTY, modelled_saving
+from fp8doctor.cost.step_cost import UNCERTAINTY
 from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
-from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import recipe_of, stack_of
 
@@ -222,9 +221,3 @@ def pays_for_none(facts: Facts) -> bool:
     return all(each.name in lose or if_recorded(unaligned, each) for each in fp8) and all(
         would_lose(linear, facts, fp8[0].recipe) for linear in others
     )
-
-
-def saving(of: Iterable[Gain]) -> Saving:
-    """Tell what BF16 saves of a step for layers that lose."""
-    of = list(of)
-    return modelled_saving(-sum(gain.ms for gain in of), of[0].gpu)

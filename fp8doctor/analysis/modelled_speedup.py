@@ -12,9 +12,10 @@ from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, first_that_pays, is_given
 from fp8doctor.analysis.layers import nothing_to_convert, to_convert
 from fp8doctor.analysis.significance import EVEN, Number, holding
+from fp8doctor.analysis.treatment_table import after
 from fp8doctor.analysis.watched import Run
 from fp8doctor.cost.layer import NoNumbers
-from fp8doctor.cost.matmul_counts import unseen_recompute
+from fp8doctor.cost.matmul_counts import all_tokens, unseen_recompute
 from fp8doctor.cost.step_cost import (
     UNCERTAINTY,
     ModelledStep,
@@ -24,14 +25,12 @@ from fp8doctor.cost.step_cost import (
     modelled_saving,
     modelled_step,
     priced_step,
-    with_adapters_in_bf16,
     with_linears,
     with_linears_compiled,
-    with_recipe,
     with_tokens,
 )
 from fp8doctor.facts import Facts, Family, Linear, recorded
-from fp8doctor.finding import Saving
+from fp8doctor.finding import Saving, Treatment
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, of_stack, recipe_of, runs_on, stack_of
 
@@ -133,6 +132,8 @@ class Estimate(Struct, frozen=True):
     """Of a job without FP8: every recipe to convert it with, the fastest first."""
     ran_ms: float | None = None
     """The watched step."""
+    tokens: int = 0
+    """Of the step; those of two steps differ if a fix changes the batch."""
     left_out_ms: float = 0.0
     """Time of the watched step that the model does not explain, and that any other form may have too."""
 
@@ -261,6 +262,7 @@ def estimate(
         after=after if not in_fp8 else "" if as_is else after or ONLY_COMPILED,
         recipes=() if in_fp8 else tuple(forms),
         ran_ms=run.ms if run else None,
+        tokens=all_tokens(facts),
         left_out_ms=left_ms,
     )
 
@@ -344,37 +346,42 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
     return HostBound(step, bf16.step_ms, found.now.value, pays and pays[0])
 
 
-def saved_by_bf16_adapters(facts: Facts) -> Saving | None:
-    """Model what LoRA's fp32 matrices take longer than in BF16; None without numbers."""
+class Fixed(NamedTuple):
+    """A modelled step, and the same with a fix, for as many tokens."""
+
+    now: ModelledStep
+    then: ModelledStep
+
+    @property
+    def speedup(self) -> float:
+        return self.now.step_ms / self.then.step_ms
+
+    @property
+    def gains(self) -> bool:
+        """Return whether the fix gains more than the model's error."""
+        return self.speedup - 1 >= (OFF_IN_BALANCE if self.now.in_balance else OFF)
+
+    @property
+    def saving(self) -> Saving:
+        off = OFF_IN_BALANCE if self.now.in_balance else UNCERTAINTY
+        return modelled_saving(self.now.step_ms - self.then.step_ms, self.now.gpu, off)
+
+
+def modelled_steps(facts: Facts, fix: Treatment) -> Fixed | None:
+    """Model the step with and without a fix; None without numbers, or if the model does not know the fix."""
     known = as_modelled(facts)[0]
-    now, then = modelled_step(known), modelled_step(with_adapters_in_bf16(known))
-    if now is None or then is None or now.step_ms <= then.step_ms:
-        return None
-    return modelled_saving(now.step_ms - then.step_ms, now.gpu, OFF_IN_BALANCE)
+    fixed = after(known, [fix])
+    now, then = (None if fixed == known else modelled_step(each) for each in (known, fixed))
+    return Fixed(now, then.scaled(all_tokens(known) / all_tokens(fixed))) if now and then else None
 
 
-class FasterRecipe(NamedTuple):
-    """Another recipe of the job's stack, and the modelled steps with the job's own and with it."""
-
-    recipe: Recipe
-    now_ms: float
-    then_ms: float
-    saving: Saving
-
-
-def faster_recipe(facts: Facts) -> FasterRecipe | None:
-    """Return the fastest recipe, if it is faster than the job's by more than the model's error."""
-    now, gpu = modelled_speedup(facts), modelled_gpu(facts)
-    if now is None or not now.now or gpu is None:
-        return None
-    mine, best, speedup = recipe_of(facts.network.fp8[0]), None, (1 + OFF) * now.now.value
-    for each in BY_TREATMENT.values():
-        if each.stack == mine.stack and each.name != mine.name and runs_on(each, gpu.capability):
-            then = modelled_speedup(with_recipe(facts, each.name))
-            if then and then.now and then.now.value > speedup:
-                best, speedup = each, then.now.value
-    if best is None:
-        return None
-    now_ms, then_ms = now.fp8_ms, now.bf16_ms / speedup
-    low, high = now_ms - then_ms * (1 + OFF), now_ms - then_ms * (1 - OFF)
-    return FasterRecipe(best, now_ms, then_ms, Saving(low=low, high=high, basis="modelled", gpu=gpu.name))
+def faster_recipe(facts: Facts) -> tuple[Recipe, Fixed] | None:
+    """Return the fastest other recipe of the job's stack, if it gains more than the model's error."""
+    gpu, mine = modelled_gpu(facts), recipe_of(facts.network.fp8[0])
+    others = [each for each in BY_TREATMENT.values() if each.stack == mine.stack and each.name != mine.name]
+    found = list[tuple[Recipe, Fixed]]()
+    for each in others:
+        if gpu is not None and runs_on(each, gpu.capability):
+            steps = modelled_steps(facts, Treatment(name=each.treatment, summary="", code=""))
+            found += [(each, steps)] if steps and steps.gains else []
+    return max(found, key=lambda each: each[1].speedup, default=None)

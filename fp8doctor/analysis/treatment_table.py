@@ -151,6 +151,9 @@ pad-tokens plain-linears
 """
 """Treatments by hand that convert other layers, or give layers other shapes."""
 
+COMPILE_AGAIN = "call-compiled-object default-backend enable-dynamo unset-torchdynamo-disable"
+"""Treatments by hand that let the user's own torch.compile work."""
+
 _ALL = (
     TreatmentRecord(
         TE_AUTOCAST, "switched on", "fp8_recipes.te_autocast", "", "the autocast", then=_switched_on
@@ -210,6 +213,7 @@ _ALL = (
     TreatmentRecord("spell-backend", to_start=True),
     *(TreatmentRecord(each, other_layers=True) for each in (COMPILE_STORED, *ON_THIS_GPU.values())),
     *(TreatmentRecord(each, other_layers=True) for each in CONVERT_OTHERS.split()),
+    *(TreatmentRecord(each, then=_compiled) for each in COMPILE_AGAIN.split()),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(_conversion(each) for each in RECIPES.values() if each.converts),
 )

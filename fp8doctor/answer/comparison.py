@@ -22,7 +22,7 @@ from fp8doctor.analysis.step_difference import (
     part_ms,
     waterfall,
 )
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import (
@@ -205,7 +205,7 @@ GAIN = 0.01
 def _with_plan(
     found: Comparison, expects: Estimate, facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]
 ) -> Comparison:
-    """Add the estimated step with the plan; nothing prices what makes a job fit.
+    """Add the estimated step with the plan, for as many tokens; nothing prices what makes a job fit.
 
     A plan stays in BF16 only if FP8 is not faster, so BF16 takes at most as long as now. A watched step waits
     as long with more tokens, which the estimate does not know.
@@ -216,23 +216,24 @@ def _with_plan(
         return found
     now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
     end, over, ms, left_ms = found.bf16, None, None, expects.left_out_ms
-    planned, more = planned_speedup(facts, findings, steps), MORE_TOKENS in names
-    with_fixes_ms = planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
+    planned = planned_speedup(facts, findings, steps)
+    as_many = expects.tokens / planned.tokens if planned else 1.0
+    with_fixes_ms = as_many * planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
     found = replace(found, is_fair=bf16_ms / with_fixes_ms - 1 >= GAIN)
     if STAY_IN_BF16 not in names:
         if (
             planned is None
             or (planned.recipes and not begins_fp8(steps, planned))
-            or (more and expects.ran_ms)
+            or (as_many < 1 and expects.ran_ms)
         ):
             return found
-        over, left_ms = planned.best, planned.left_out_ms
+        over, left_ms = planned.best, as_many * planned.left_out_ms
         end = _of("planned", "with the plan", True, with_fixes_ms / over.value)
-        if now and not more and now_ms / end.ms.value - 1 >= GAIN:
+        if now and now_ms / end.ms.value - 1 >= GAIN:
             most = (with_fixes_ms + left_ms) / over.low
             ms = holding(with_fixes_ms / over.value, with_fixes_ms / over.high, most, "modelled")
             over = holding(over.value, with_fixes_ms / most, over.high, "modelled")
-        elif not (more or expects.after or planned.recipes):
+        elif not (as_many < 1 or expects.after or planned.recipes):
             return found  # the plan changes nothing that the cost model knows
     elif now:
         share = with_fixes_ms / bf16_ms

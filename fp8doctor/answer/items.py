@@ -100,7 +100,7 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
     for finding in (each for each in findings if each.name not in heads):
         vain, saving, change = gains_nothing(finding), finding.saving_ms, finding.treatment
         ended = _ended_by(finding, steps)
-        helps = saving is None or (saving.basis == "measured" and saving.low > 0)
+        helps = saving is None or saving.basis == "modelled" or saving.low > 0
         if ended or view.gives_up_fp8 or not helps:
             change = None
         yield Item(

@@ -5,15 +5,14 @@ Checks read these names as ``kit.cost``.
 """
 
 from fp8doctor.cost.gemm import PADDED, amdahl, large_gemm_speedup
-from fp8doctor.cost.layer import linear_cost, mxfp8_experts, weight_casts_ms
+from fp8doctor.cost.layer import linear_cost, mxfp8_experts
 from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, routed_rows, rows_of, rows_seen
-from fp8doctor.cost.step_cost import eager_balance, with_linears_compiled
+from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.gpus import modelled_gpu
 
 __all__ = [
     "PADDED",
     "amdahl",
-    "eager_balance",
     "is_grouped",
     "large_gemm_speedup",
     "linear_cost",
@@ -23,6 +22,5 @@ __all__ = [
     "routed_rows",
     "rows_of",
     "rows_seen",
-    "weight_casts_ms",
     "with_linears_compiled",
 ]

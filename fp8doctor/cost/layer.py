@@ -340,16 +340,6 @@ def linear_cost(linear: Linear, rows: int, gpu: GpuSpec) -> LinearCost | None:
     return LinearCost(plain["gemm_16bit"], ms["gemm_fp8"] + ms["gemm_16bit"], ms["cast"])
 
 
-def weight_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float | None:
-    """Model the casts of the weights alone, in one micro-batch; None without numbers."""
-    shares = (Call(linear, rows, weights_cast=share) for share in (1.0, 0.0))
-    try:
-        whole, without = (layer_ms(each, gpu, "compiled", autocast=True)["cast"] for each in shares)
-    except NoNumbers:
-        return None
-    return whole - without
-
-
 def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> LinearCost | None:
     """Model trained experts in MXFP8 in one micro-batch; None for others, and for unknown rows."""
     if linear.role != "experts" or recipe_of(linear).name != "mxfp8" or linear.requires_grad is False:

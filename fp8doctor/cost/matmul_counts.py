@@ -24,6 +24,11 @@ def micro_batches(facts: Facts) -> int:
     return int(facts.get("workload.accumulate", 1))
 
 
+def all_tokens(facts: Facts) -> int:
+    """Count the tokens of a step, of all of its micro-batches; 1 for unknown ones."""
+    return (step_tokens(facts) or 1) * micro_batches(facts)
+
+
 def gemms(linear: Linear) -> int:
     """Count matmuls of the layer's shape in one forward; 1 if unknown."""
     return int(linear.get("gemms", 1))

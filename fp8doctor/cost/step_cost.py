@@ -339,48 +339,5 @@ UNCERTAINTY = 0.25
 it; one with adapters in FP32 saves 6% more. One H200, research/benchmarks/measured/h200_steps.json.gz."""
 
 
-class Balance(Struct, frozen=True):
-    """Cost and gain of FP8 in one step of these layers, uncompiled, modelled."""
-
-    casts_ms: float
-    """Time of the GPU."""
-    gemms_saved_ms: float
-    gpu: str
-    host_ms: float
-    """Time of the host for launching the casts meanwhile."""
-    saving: Saving
-    """What compiling the layers and the work between them saves. The uncompiled casts keep the GPU busy, or,
-    with few tokens, the host: the longer of the two counts."""
-
-
-def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
-    """Weigh these layers' uncompiled casts against their matmuls' saving.
-
-    None if tokens or GPU are unknown, the tokens are too many, or a recipe was not measured.
-    """
-    gpu, calls = modelled_gpu(facts), [call_of(each, facts) for each in eager]
-    if gpu is None or gpu.fp8_tflops is None or not all(each.rows for each in calls):
-        return None
-    now = [replace(each, linear=replace(each.linear, compiled=None)) for each in calls]
-    compiled = [replace(each, linear=replace(each.linear, compiled="")) for each in now]
-    plain = [replace(each, linear=in_plain_bf16(each.linear)) for each in now]
-    try:
-        of_now, of_compiled, of_plain = (
-            calls_ms(form, gpu, uncompiled(facts), autocast=in_autocast(facts))
-            for form in (now, compiled, plain)
-        )
-    except NoNumbers:
-        return None
-    times = micro_batches(facts)
-    host_saved, busy_saved = of_now.host - of_compiled.host, of_now.busy - of_compiled.busy
-    return Balance(
-        times * of_now.of("cast"),
-        times * (of_plain.of("gemm_16bit") - of_now.of("gemm_fp8") - of_now.of("gemm_16bit")),
-        gpu.name,
-        times * (of_now.host - of_plain.host),
-        modelled_saving(times * max(busy_saved, host_saved), gpu.name),
-    )
-
-
 def modelled_saving(ms: float, gpu: str, off: float = UNCERTAINTY) -> Saving:
     return Saving(low=ms * (1 - off), high=ms * (1 + off), basis="modelled", gpu=gpu)

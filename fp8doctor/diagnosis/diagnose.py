@@ -16,7 +16,7 @@ from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.plan import make_plan, prescribe
-from fp8doctor.diagnosis.savings import with_measured_savings
+from fp8doctor.diagnosis.savings import run, with_measured_savings
 from fp8doctor.facts import Facts
 from fp8doctor.gpus import gpu_spec, modelled_gpu_name
 
@@ -38,8 +38,8 @@ def diagnose(
     """
     known, view = registry.discover(checks), TrialView(facts)
     catalogue = registry.select(known, select, ignore)
-    findings, outcomes = with_measured_savings(view, *registry.run(catalogue, facts))
-    every = findings if catalogue == known else with_measured_savings(view, *registry.run(known, facts))[0]
+    findings, outcomes = with_measured_savings(view, *run(catalogue, facts))
+    every = findings if catalogue == known else with_measured_savings(view, *run(known, facts))[0]
     prescription = make_plan(view, findings, every)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
@@ -73,7 +73,7 @@ def hypotheses(
     facts: Facts, *, select: Sequence[str] = (), ignore: Sequence[str] = (), checks: Sequence[Path] = ()
 ) -> tuple[Step, ...]:
     """Propose fixes for a trial, also to give FP8 up, which only a time decides."""
-    findings, _ = registry.run(registry.select(registry.discover(checks), select, ignore), facts)
+    findings, _ = run(registry.select(registry.discover(checks), select, ignore), facts)
     return prescribe(findings, facts)
 
 

@@ -47,14 +47,12 @@ def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
 def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatment] = ()) -> Estimate:
     """Model the step, or that with its fix if a finding says that it is not what it seems.
 
-    Layers whose compilation has no effect run uncompiled, which is modelled. Raises `NoNumbers`.
+    Raises `NoNumbers`.
     """
     if facts.get("network.fp8_calls") and not uses_fp8(facts):
         raise NoNumbers("FP8 is in functions, outside of layers")
-    of, invalid = len(facts.network.fp8), list(filter(invalidates, findings))
-    idle = [each for each in invalid if of and each.evidence.get("idle_fp8_linears") == of]
-    facts = with_linears_compiled(facts, yes=False) if idle else facts
-    doubts = [each.treatment for each in invalid if each not in idle]
+    facts, invalid = as_it_runs(facts, findings)
+    doubts = [each.treatment for each in invalid]
     run, job, fixed = watched_run(facts), after(facts, fixes), bool(doubts)
     if job is facts:
         found = estimate(facts, fixed=fixed, run=run)
@@ -65,6 +63,14 @@ def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatme
     if any(each is None or (traits(each.name).other_layers and each not in known) for each in doubts):
         raise NoNumbers("no estimate before the fix, which changes the FP8 layers or their shapes")
     return found
+
+
+def as_it_runs(facts: Facts, findings: Iterable[Finding]) -> tuple[Facts, list[Finding]]:
+    """Leave layers uncompiled whose compilation has no effect, and list what else is not as it seems."""
+    of, invalid = len(facts.network.fp8), list(filter(invalidates, findings))
+    idle = [each for each in invalid if of and each.evidence.get("idle_fp8_linears") == of]
+    runs = with_linears_compiled(facts, yes=False) if idle else facts
+    return runs, [each for each in invalid if each not in idle]
 
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:

@@ -14,11 +14,7 @@ from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_bl
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert
-from fp8doctor.analysis.modelled_speedup import (
-    OFF,
-    OFF_IN_BALANCE,
-    modelled_speedup,
-)
+from fp8doctor.analysis.modelled_speedup import modelled_speedup, modelled_steps
 from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
@@ -34,7 +30,6 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.answer.faults import fault_of
 from fp8doctor.areas import SEVERITIES
-from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, without_fp8
 from fp8doctor.diagnosis.estimate import (
@@ -56,7 +51,7 @@ from fp8doctor.diagnosis.treatments import (
 )
 from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
-from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.finding import Finding, Treatment
 from fp8doctor.recipes import TORCHAO
 from fp8doctor.wording import in_times
 
@@ -133,11 +128,15 @@ def _in_one_conversion(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
     ]
 
 
+TRAINS_WRONGLY = ("environment", "numerics")
+"""Areas of checks whose findings are about right results before they are about speed."""
+
+
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``; those with the same treatment become one step.
 
-    Breakage comes first, then obstacles to FP8, then what makes the step another than it seems, then ms
-    saved, then severity. To give FP8 up comes last: it is measured against FP8 with all other steps. A
+    Breakage comes first, then obstacles to FP8, then what makes the step another than it seems, then what may
+    train wrongly, then ms saved, then severity. To give FP8 up comes last: it is measured against FP8 with all other steps. A
     symptom whose cause was found as more than information is dropped, and information that saves nothing.
     """
     findings = tuple(findings)
@@ -162,7 +161,8 @@ def _rank(finding: Finding) -> tuple[object, ...]:
 
 
 def _gravity(finding: Finding) -> tuple[object, ...]:
-    urgent = recorded(finding, "breaks"), finding.severity == "error", invalidates(finding)
+    wrong = finding.area in TRAINS_WRONGLY and finding.severity != "info"
+    urgent = recorded(finding, "breaks"), finding.severity == "error", invalidates(finding), wrong
     saved = finding.saving_ms.middle if finding.saving_ms else 0.0
     severity = SEVERITIES.index(finding.severity or "info")
     return *(not each for each in urgent), -saved, -severity, finding.code
@@ -224,9 +224,6 @@ def _untimed(
 
 NOT_HERE = frozenset(ON_THIS_GPU.values())
 """Treatments that leave FP8 off because the GPU has none."""
-
-TRAINS_WRONGLY = ("environment", "numerics")
-"""Areas of checks whose findings are about right results before they are about speed."""
 
 
 def _without_fp8(
@@ -347,7 +344,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
             title = "FP8 of torchao is slower than BF16 until it is compiled"
             return (*steps, _step(title, compile_treatment(facts, eager)))
     if uses_fp8(facts) and not timed and not stops and not any(map(compiles, steps)):
-        return (*steps, *filter(None, [if_recorded(_compiling_the_rest, facts)]))
+        return (*steps, *filter(None, [if_recorded(_compiling, facts)]))
     if timed or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
         return tuple(steps)
     asked, in_fp32 = fp8_was_asked_for(facts), []
@@ -361,7 +358,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
             more = "# if your script does that: autocast = torch.bfloat16 in the model file"
             treatment = replace(treatment, code=f"{treatment.code}\n{more}")
         in_fp32 = [_step("Its matmuls are in fp32: its weights are, and no autocast is on", treatment)]
-    last = [] if asked or added else filter(None, [if_recorded(_compiling, facts)])
+    last = [] if asked or added or stored else filter(None, [if_recorded(_compiling, facts)])
     return (*in_fp32, *added, *steps, *last)
 
 
@@ -390,38 +387,25 @@ def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:
 
 
 def _compiling(facts: Facts) -> Step | None:
-    """Compile a BF16 model that is not, if its estimate has no gain from FP8 but one from that.
+    """Compile BF16, or blocks in 16 bits next to compiled FP8, if that surely gains by the cost model.
 
-    Beyond the model's error, and not if the host sets the pace: its work at graph breaks is not modelled.
+    Such blocks are a teacher's or a frozen encoder's. A model in BF16 stays as it is if its host sets the
+    pace: its work at graph breaks is not modelled.
     """
-    plain = in_bf16(facts)
-    now, later = modelled_step(plain), modelled_step(with_linears_compiled(plain, yes=True))
-    if modelled_speedup(facts) is None or now is None or later is None:
+    fp8, layers = uses_fp8(facts), covered_by_blocks(facts)
+    if fp8:
+        rest = [each for each in facts.network.blocks if not each.compiled]
+        layers = [each for each in facts.network.linears if any(is_inside(each, blocks) for blocks in rest)]
+    if fp8 != compiles_any(facts) or (fp8 and not layers) or any(each.use == "training" for each in layers):
         return None
-    off = OFF_IN_BALANCE if now.in_balance else OFF
-    faster = now.step_ms / later.step_ms
-    if compiles_any(facts) or now.host_ms > now.busy_ms or faster - 1 < off:
+    fix = replace(compile_treatment(facts, layers), summary=_compile_what(facts))
+    steps = modelled_steps(facts, fix)
+    if steps is None or not steps.gains:
         return None
-    title = f"Compiled, BF16 would be about {in_times(faster)} faster (estimated for {now.gpu})"
-    saves = [now.step_ms * (1 - 1 / max(faster / (1 + sign * off), 1)) for sign in (1, -1)]
-    saving = Saving(low=saves[0], high=saves[1], basis="modelled", gpu=now.gpu)
-    treatment = compile_treatment(facts, covered_by_blocks(facts))
-    treatment = replace(treatment, summary=_compile_what(facts))
-    return replace(_step(title, treatment), saving_ms=saving)
-
-
-def _compiling_the_rest(facts: Facts) -> Step | None:
-    """Compile lists of blocks in 16 bits next to compiled FP8, such as a teacher's or a frozen encoder's."""
-    rest = [each for each in facts.network.blocks if not each.compiled]
-    eager = [each for each in facts.network.linears if any(is_inside(each, blocks) for blocks in rest)]
-    if not eager or not compiles_any(facts) or any(each.use != "none" for each in eager):
+    if not fp8 and (modelled_speedup(facts) is None or steps.now.host_ms > steps.now.busy_ms):
         return None
-    now, later = modelled_step(facts), modelled_step(with_linears_compiled(facts, yes=True))
-    if now is None or later is None or now.step_ms < (1 + OFF) * later.step_ms:
-        return None
-    count = sum(each.count for each in rest)
-    title = f"{count} of {sum(each.count for each in facts.network.blocks)} blocks are not compiled"
-    return _step(title, compile_treatment(facts, eager))
+    title = f"Compiled, it would be about {in_times(steps.speedup)} faster (estimated for {steps.now.gpu})"
+    return replace(_step(title, fix), saving_ms=steps.saving)
 
 
 def _compile_what(facts: Facts, *, by_block: bool = True) -> str:

@@ -7,14 +7,40 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import saved_ms
+from fp8doctor.analysis.modelled_speedup import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.facts import if_recorded
+from fp8doctor.diagnosis.estimate import as_it_runs
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.wording import minus
+
+
+def run(catalogue: Iterable[registry.Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
+    """Run checks, and give each finding without a saving the one that the cost model has for its fix.
+
+    A rule that is information alone is about more than time.
+    """
+    findings, outcomes = registry.run(catalogue, facts)
+    priced = if_recorded(_with_modelled_savings, findings, facts)
+    return (findings if priced is None else priced), outcomes
+
+
+def _with_modelled_savings(findings: Sequence[Finding], facts: Facts) -> tuple[Finding, ...]:
+    job, _ = as_it_runs(facts, findings)
+
+    def priced(finding: Finding) -> Finding:
+        check, fix = registry.check_of(finding), finding.treatment
+        if fix is None or finding.saving_ms is not None or (check and check.severity == "info"):
+            return finding
+        steps = if_recorded(modelled_steps, job, fix)
+        return replace(finding, saving_ms=steps.saving) if steps else finding
+
+    return tuple(map(priced, findings))
 
 
 def with_measured_savings(

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable
 from itertools import takewhile
 
+from fp8doctor.diagnosis.savings import run
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Outcome, Treatment
-from fp8doctor.registry import discover, run
+from fp8doctor.registry import discover
 
 Look = Callable[..., Facts]
 

@@ -30,15 +30,13 @@ def is_silent(facts: Facts) -> bool:
     return {outcome_of(name, facts) for name in (EAGER, ALONE, VAIN)} == {"silent"}
 
 
-@pytest.mark.parametrize(("tokens", "host"), [(256, True), (65_536, False)])
-def test_an_uncompiled_decoder(tokens: int, host: bool, look: Look) -> None:
-    """With few tokens it is the host that the casts keep busy."""
+@pytest.mark.parametrize("tokens", [256, 65_536])
+def test_an_uncompiled_decoder(tokens: int, look: Look) -> None:
     model = Decoder(block=lambda: Block(256)).bfloat16()
     assert outcome_of(EAGER, look(model, tokens=tokens)) == "not_applicable"
     finding = found_by(EAGER, look(float8(model), tokens=tokens))
     assert (finding.severity, finding.evidence["eager_linears"]) == ("warning", 8)
     assert (finding.saving_ms.basis, finding.saving_ms.low > 0) == ("modelled", True)
-    assert (finding.evidence["modelled_host_ms"] > finding.evidence["modelled_casts_ms"]) is host  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,8 @@ def test_the_first_of_several_micro_batches_casts_for_all(
 ) -> None:
     report = telling(monkeypatch, always, accumulate)
     assert next(each.outcome for each in report.outcomes if each.code == "STP008") == outcome
-    for finding in report.findings:
-        if finding.code == "STP008":
-            assert 0 < finding.saving_ms.high < report.answer.compared.fp8.ms.value
-            assert report.prescription[0].treatment.name == "first-microbatch"
+    fixes = [each.treatment.name for each in report.prescription]
+    assert ("first-microbatch" in fixes) == (outcome == "fires")
 
 
 class Handing(Telling):
