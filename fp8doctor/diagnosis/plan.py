@@ -136,8 +136,9 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
     """Rank the treatments of ``findings``; those with the same treatment become one step.
 
     Breakage comes first, then obstacles to FP8, then what makes the step another than it seems, then what may
-    train wrongly, then ms saved, then severity. To give FP8 up comes last: it is measured against FP8 with all other steps. A
-    symptom whose cause was found as more than information is dropped, and information that saves nothing.
+    train wrongly, then ms saved, then severity. To give FP8 up comes last: it is measured against FP8 with
+    all other steps. A symptom whose cause was found as more than information is dropped, and information that
+    saves nothing.
     """
     findings = tuple(findings)
     found = {finding.code for finding in findings if finding.severity != "info"}

@@ -22,6 +22,7 @@ def test_each_row_has_a_source_and_a_release_that_is_not_affected(bug: TrainingB
     assert bug.sources
     assert all(each.startswith("https://") for each in bug.sources)
     assert bug.effect.endswith(".")
+    assert "\\n" not in bug.lines
     for fixed in re.findall(rf"{bug.library}(?:-core)?>=([\d.]+)[\"}}]", bug.lines):
         assert fixed not in SpecifierSet(bug.versions)
 
