@@ -46,7 +46,9 @@ def job(model: nn.Module) -> Job:
 
 
 def watched(of: Job) -> Facts:
-    return rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))
+    run = TrialRun(CPU, Budget(600.0))
+    with conductor.left_alone(of, run):
+        return rows.watch_copy(of, examine(of), run)
 
 
 def with_fakes(of: Job) -> Facts:
@@ -218,7 +220,7 @@ def test_an_encoder_and_a_decoder_see_different_rows(count: Callable[[Job], rows
         d_model=32,
         d_ff=64,
         d_kv=16,
-        num_layers=2,
+        num_layers=6,
         num_heads=2,
         vocab_size=64,
         decoder_start_token_id=0,
@@ -229,7 +231,7 @@ def test_an_encoder_and_a_decoder_see_different_rows(count: Callable[[Job], rows
     )
     ids = {name: torch.ones(4, size, dtype=torch.long) for name, size in (("input_ids", 16), ("labels", 4))}
     found = count(replace(job(model), batch=ids))
-    assert len(found) == 2 * 6 + 2 * 10 + 1
+    assert len(found) == 6 * 6 + 6 * 10 + 1
     for name, each in found.items():
         read = any(part in name for part in ("EncDecAttention.k", "EncDecAttention.v"))
         assert each == ((64,) if name.startswith("encoder") or read else (16,)), name
@@ -413,8 +415,7 @@ def test_the_forward_shows_the_recipe_of_an_autocast_that_it_opens(monkeypatch: 
     te.install(monkeypatch)
     of = job(Keeping().bfloat16())
     assert [each.recipe for each in examine(of).network.linears] == [None]
-    facts = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))
-    assert [each.recipe for each in facts.network.linears] == ["current"]
+    assert [each.recipe for each in watched(of).network.linears] == ["current"]
     assert of.model.layer.fp8_meta.get("recipe") is None
 
 

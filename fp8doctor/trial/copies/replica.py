@@ -11,7 +11,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,8 +89,7 @@ def replicate(
     memo |= shared_by_copies(root, {*memo, *map(id, left_out.values())})
     _memoize_tensors(kept, memo, device, share)
     try:
-        for blocks, count in lists.values():
-            _memoize_cut(blocks, count, memo)
+        _memoize_cuts(lists.values(), memo)
         if fill is not None:
             fill(memo)
         replica = copy.deepcopy(root, memo)
@@ -207,14 +206,16 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return parameter
 
 
-def _memoize_cut(blocks: nn.Module, count: int, memo: dict[int, Any]) -> None:
-    """Put a list of only the first blocks into the memo."""
-    if type(blocks) not in (nn.ModuleList, nn.Sequential):
-        raise NotReplicable(f"a {type(blocks).__name__} cannot be cut")
-    short = memo[id(blocks)] = type(blocks)()
-    for number, block in enumerate(list(blocks.children())[:count]):
-        short.add_module(str(number), copy.deepcopy(block, memo))
-    short.training = blocks.training
+def _memoize_cuts(lists: Collection[tuple[nn.Module, int]], memo: dict[int, Any]) -> None:
+    """Put lists of only the first blocks into the memo, all before one is copied: it may reach the others."""
+    for blocks, _ in lists:
+        if type(blocks) not in (nn.ModuleList, nn.Sequential):
+            raise NotReplicable(f"a {type(blocks).__name__} cannot be cut")
+        memo[id(blocks)] = type(blocks)()
+    for blocks, count in lists:
+        for number, block in enumerate(list(blocks.children())[:count]):
+            memo[id(blocks)].add_module(str(number), copy.deepcopy(block, memo))
+        memo[id(blocks)].training = blocks.training
 
 
 def _stays(hook: Any) -> bool:

@@ -76,6 +76,10 @@ class Guard:
             self._note("optimizer state", "the state of your optimizer", *held)
         self._note("batch", "the batch", *tensors(job.batch))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        """Copy nothing: its hooks are in the modules that replicas copy, and it holds every one of them."""
+        return self
+
     def _note(self, kind: str, name: str, *held: torch.Tensor) -> None:
         for tensor in chain(*map(_plain, held)):
             version = None if tensor.is_inference() else tensor._version
