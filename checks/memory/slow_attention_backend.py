@@ -86,7 +86,7 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     elif unfused:
         title = f"Attention without a fused kernel takes {kit.percent(unfused.share_pct)} of the GPU's time"
         because, treatment = why_not_fused(facts, torchs)
-        why = f"{why}{' Other calls use a fused kernel.' if unfused.beside_fused else ''} {because}"
+        why = f"{why} {because}"
     elif attentions:
         return None
     else:

@@ -42,8 +42,6 @@ class PlainAttention(NamedTuple):
     """Softmax, products, and what lies between them if torch's attention launched it."""
     share_pct: float
     """Of the time the GPU works."""
-    beside_fused: bool
-    """True if other calls ran a fused kernel, among the kernels that are kept."""
     of_fp32_gemms: float
     """Share of the step's fp32 matmuls that are its own, 0 to 1: of those that no attention's operator
     encloses, as in a compiled graph."""
@@ -69,7 +67,7 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
     fp32_ms = _ms(group for group in breakdown.groups if group.family == "gemm_fp32")
     own_ms = _ms(group for group in gemms if group.family == "gemm_fp32")
     own = own_ms / fp32_ms if fp32_ms else 0.0
-    return PlainAttention(total_ms, 100 * total_ms / works_ms, len(plain) < len(attention), own)
+    return PlainAttention(total_ms, 100 * total_ms / works_ms, own)
 
 
 def _ms(groups: Iterable[KernelGroup]) -> float:
