@@ -36,7 +36,6 @@ from fp8doctor.stacks.torch_private import (
     in_backward,
     loader_iterator,
 )
-from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.step import carried_loss
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import CallsSeen, Seen
@@ -170,8 +169,7 @@ class StepWindow:
 
     def seen_calls(self, model: nn.Module, wanted: Iterable[str]) -> Seen:
         """Tell what the wanted layers ran in, and their rows; none if compiled code ran one of them."""
-        whole = depth.Plan((), (depth.Cut({}),))
-        layers, _ = rows.found(model, whole, model, wanted)
+        layers, _ = rows.found(model, wanted, {})
         seen = self._seen.seen(layers, model, self._compiled)
         counted = {} if seen.compiled else self._seen.rows(layers)
         return msgspec.structs.replace(seen, autocast=self.opened, rows=counted)

@@ -62,7 +62,7 @@ def with_forward(job: Job, facts: Facts) -> Facts:
         return facts
     try:
         with abort_after(time.monotonic() + LONGEST_S, interrupts=True):
-            seen = _cut_or_whole(rows.uncompiled(job), facts)
+            seen = _cut_or_whole(job, facts)
     except SystemExit:
         why = f"{FORWARD} ends the process"
     except Overrun:

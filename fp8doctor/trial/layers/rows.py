@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -96,17 +95,13 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> Facts:
 
 def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Seen:
     """Watch a forward of an uncompiled copy. Raises the forward's exceptions."""
-    job, plan = uncompiled(job), shallow(job, facts)
+    plan = shallow(job, facts)
     model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
     give_own_code(model)
     batch = move(job.batch, device)
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
     with guard.armed(), buffers_apart(), torch.enable_grad(), autocast:
         return watch(job, facts, plan, model, batch)
-
-
-def uncompiled(job: Job) -> Job:
-    return replace(job, training_step=own_step(job.training_step, as_compiled=False))
 
 
 def shallow(job: Job, facts: Facts, *, whole: bool = False) -> depth.Plan:
@@ -121,8 +116,9 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
 
     A second one shows the next micro-batch. Raises the forward's exceptions.
     """
-    original = unwrapped(job.model)
-    layers, experts = found(original, plan, model, [linear.name for linear in facts.network.linears])
+    original, training_step = unwrapped(job.model), own_step(job.training_step, as_compiled=False)
+    kept_blocks = _kept_blocks(original, plan, model)
+    layers, experts = found(model, [linear.name for linear in facts.network.linears], kept_blocks)
     calls, rows = CallsSeen(), Rows()
     products = Products(layers, experts, calls)
     hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
@@ -133,12 +129,12 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         }
     for number in range(MOST_FORWARDS):
         with on_calls(model.modules(), calls.enter, calls.leave), products:
-            output = job.training_step(model, batch) if job.training_step else call(model, batch)
+            output = training_step(model, batch) if training_step else call(model, batch)
         rows = products.rows() | calls.rows(layers) | rows
         next_is_told = number == 0 and calls.first_microbatch and micro_batches(facts) > 1
         if rows.keys() >= {*layers, *experts} and not next_is_told:
             break
-    seen = calls.seen(layers, model, kept_blocks=_kept_blocks(original, plan, model))
+    seen = calls.seen(layers, model, kept_blocks=kept_blocks)
     if not seen.first_microbatch and _may_pass_it(job, facts):
         seen.first_microbatch = NOT_RECORDED
     names = {id(module): cleaned(name) for name, module in modules_of(model)}
@@ -173,14 +169,13 @@ def _of_their_layers(adapted: Mapping[str, str], found: Mapping[str, Any]) -> di
 
 
 def found(
-    original: nn.Module, plan: depth.Plan, model: nn.Module, wanted: Iterable[str]
+    model: nn.Module, wanted: Iterable[str], kept_blocks: Mapping[str, str]
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Parameter]]:
-    """Find the cut's modules for the ``wanted`` layers, and the 3-D weights of those that hold many experts.
+    """Find a cut's modules for the ``wanted`` layers, and the 3-D weights of those that hold many experts.
 
     Both by their names in the whole model. A part of a fused module, such as ``mlp.fc1``, has its rows.
     """
     modules = {cleaned(name): module for name, module in modules_of(model)}
-    kept_blocks = _kept_blocks(original, plan, model)
     layers, weights = {}, {}
     for name in wanted:
         block = next((each for each in kept_blocks if name.startswith(each)), "")
