@@ -80,8 +80,8 @@ class MemoryWatch:
 
     def _now_gib(self) -> float:
         groups = (group["params"] for group in self.optimizer.param_groups)
-        parameters = chain(self.model.parameters(), *groups)
-        return gib((each.grad for each in parameters if each.grad is not None), self._device)
+        parameters = {id(each): each for each in chain(self.model.parameters(), *groups)}
+        return gib((each.grad for each in parameters.values() if each.grad is not None), self._device)
 
     def begin(self) -> None:
         """Begin the step that counts; nothing on a CPU.
