@@ -260,20 +260,8 @@ def autocast_now() -> str | None:
     return next((str(torch.get_autocast_dtype(each)).removeprefix("torch.") for each in on), None)
 
 
-def undecided(facts: Facts) -> bool:
-    """Tell if only a forward shows this job's checkpointed calls or its autocasts."""
-    calls = any(
-        each.form == CALLED and each.active is None
-        for each in (facts.training.checkpointing if recorded(facts, "training.checkpointing") else ())
-    )
-    fp32 = facts.training.get("autocast", "unknown") is None and any(
-        each.get("dtype") == "float32" and each.get("adapter") != "adapter" for each in facts.linears()
-    )
-    return calls or fp32 or not (recorded(facts, AUTOCAST_WITHIN) and recorded(facts, FP8_AUTOCAST))
-
-
 def with_seen(facts: Facts, seen: Seen) -> Facts:
-    """Add the calls of the job's forward to the facts, if only a forward shows them."""
+    """Add to the facts what the job's forward showed, and keep what was known before."""
     told = msgspec.structs.replace(facts.training, first_microbatch=seen.first_microbatch)
     linears = with_shares([_as_seen(each, seen) for each in facts.network.linears])
     in_fp8 = dict.fromkeys(facts.network.get("fp8_calls", ()))
@@ -289,16 +277,18 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
     if seen.own_loss and workload.get("loss_source") == "mean":
         workload = msgspec.structs.replace(workload, loss_source="output.loss")
     facts = msgspec.structs.replace(facts, training=told, network=network, workload=workload, gaps=gaps)
-    if not undecided(facts):
-        return facts
     if facts.network.linears and not seen.regions:
         return without_forward(facts, IN_COMPILED_CODE if seen.compiled else NO_LAYER)
-    marks = [
-        _called(each, seen.calls[each.name]) if each.form == CALLED and each.name in seen.calls else each
-        for each in facts.training.checkpointing
-        if each.form != CALLED or each.name in seen.calls or _is_below(each.name, seen.compiled)
-    ]
-    unknown = [each.name for each in marks if each.form == CALLED and each.active is None]
+    marks: list[Checkpointing] = []
+    unknown: list[str] = []
+    for each in facts.training.checkpointing:
+        if each.form != CALLED or each.active is not None:
+            marks.append(each)
+        elif each.name in seen.calls:
+            marks.append(_called(each, seen.calls[each.name]))
+        elif _is_below(each.name, seen.compiled):
+            marks.append(each)
+            unknown.append(each.name)
 
     def decided(linear: Linear) -> Linear:
         region = seen.regions.get(linear.name, NOT_RECORDED)
@@ -306,8 +296,8 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
             return linear
         return msgspec.structs.replace(linear, checkpointed=region)
 
-    linears = tuple(map(decided, facts.network.linears))
-    training = msgspec.structs.replace(facts.training, checkpointing=tuple(marks))
+    network = msgspec.structs.replace(network, linears=tuple(map(decided, linears)))
+    training = msgspec.structs.replace(told, checkpointing=tuple(marks))
     if unknown:
         gaps["network.linears.checkpointed"] = IN_COMPILED_CODE
     if seen.autocast or not (recorded(training, "autocast_within") or seen.compiled):
@@ -326,7 +316,6 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
             gaps.setdefault(FP8_AUTOCAST, IN_COMPILED_CODE)
         elif FP8_AUTOCAST not in gaps:
             training = msgspec.structs.replace(training, fp8_autocast=False)
-    network = msgspec.structs.replace(facts.network, linears=linears)
     return msgspec.structs.replace(facts, network=network, training=training, gaps=gaps)
 
 
