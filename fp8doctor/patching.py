@@ -17,6 +17,8 @@ MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*")
 """Comments of a fix that ask for more than its lines, or for a choice."""
 COMPILES = re.compile(r"(?<!\bre)\.compile\b|\btorch_compile\b")
 """Words of a script that may compile its model."""
+CONVERTS = re.compile(r"\b(convert_to_float8_training|quantize_|convert_model)\(")
+"""Calls of a script that may convert its model."""
 OPTIMIZER = re.compile(r"optim|adam|sgd|adagrad|lion|muon|shampoo|Trainer$", re.IGNORECASE)
 """Names of what trains a model."""
 WRAPPERS = ("prepare", "prepare_model", "setup", "DDP", "DistributedDataParallel", "FSDP", "get_peft_model")
@@ -117,15 +119,14 @@ def placed(steps: Sequence[Step], script: Script) -> list[Placed]:
 
 def _edit(treatment: Treatment, script: Script) -> Edit:
     """Insert a fix where the script's only model is built and wrapped, and not yet trained."""
-    if more := MORE_TO_DO.search(treatment.code):
-        raise NotPlacedError(f"its comment asks for more: {more[0].lstrip('# ')}")
-    if treatment.kind in ("yaml", "shell"):
-        raise NotPlacedError(f"it belongs in {'the YAML file' if treatment.kind == 'yaml' else 'the shell'}")
-    if not treatment.name.startswith(("compile-", "convert-")):
+    placeable = treatment.kind == "python" and treatment.name.startswith(("compile-", "convert-"))
+    if not placeable or MORE_TO_DO.search(treatment.code):
         raise NotPlacedError("fp8doctor does not place a fix of this kind")
-    if found := COMPILES.search(script.text):
-        line = script.text.count("\n", 0, found.start()) + 1
-        raise NotPlacedError(f"line {line} compiles already, perhaps not always")
+    converts = treatment.name.startswith("convert-")
+    for what, pattern in [("compiles", COMPILES), ("converts", CONVERTS)][: 1 + converts]:
+        if found := pattern.search(script.text):
+            line = script.text.count("\n", 0, found.start()) + 1
+            raise NotPlacedError(f"line {line} {what} already, perhaps not always")
     models: dict[tuple[ast.AST, str], list[ast.AST]] = {}
     for name, use in _trained(script):
         models.setdefault((script.around(use)[-1], name), []).append(use)

@@ -151,17 +151,18 @@ def test_a_wrapped_model_is_compiled_after_it_is_wrapped() -> None:
 
 LOOP = "import torch\nfor lr in rates:\n    torch.optim.SGD(net.parameters())\n"
 LEAVE = "# leave out the conversion to FP8\n" + BLOCKS
+CONVERTED = OPTIMIZED.replace("build()", "convert_to_float8_training(build())")
 REFUSED = {
     "several models": (f"{OPTIMIZED}other = torch.optim.SGD(head.parameters())", "compile-blocks", BLOCKS),
     "line 5 compiles already": (f"{OPTIMIZED}if flag:\n    torch.compile(model)", "compile-blocks", BLOCKS),
+    "line 2 converts already": (CONVERTED, "convert-base-first", CONVERT),
     "no line trains one": ("import torch\nmodel = build()\n", "compile-blocks", BLOCKS),
     "line 4 may wrap model": (f"{OPTIMIZED}model = my_own(model)\n", "compile-blocks", BLOCKS),
     "loop": (LOOP, "compile-blocks", BLOCKS),
     "several statements": (OPTIMIZED.replace("\nopt", "; opt"), "compile-blocks", BLOCKS),
-    "the shell": ("import torch\n", "a", "export A=1"),
-    "or, for FP8": ("import torch\n", "a", "unset A   # or, for FP8: accelerate launch"),
-    "leave out the conversion": (OPTIMIZED, "stay-in-bf16", LEAVE),
     "a fix of this kind": (OPTIMIZED, "pad-dimensions", "nn.Linear(1008, 4000)"),
+    "place a fix": (OPTIMIZED, "compile-a", "export A=1"),
+    "not place": (OPTIMIZED, "convert-a", LEAVE),
 }
 """Part of the reason -> a script, and a fix that has no certain place in it."""
 
