@@ -3,8 +3,9 @@
 FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0 (Hopper). Ampere has
 none: FP8 raises there or, in Accelerate, becomes fp16. AMD's gfx94x (MI300), gfx95x (MI350), gfx120x and
 gfx125x have FP8 cores; which recipe runs there fp8doctor does not judge. MXFP8 and NVFP4 need Blackwell
-(10.x); 128x128 blocks need 9.0 and, in Transformer Engine, CUDA 12.9. On 8.9 torchao's rowwise scales need
-torch 2.7. NVFP4 on 12.x (RTX 50) is not judged either: the first issue below is open.
+(10.x); 128x128 blocks need 9.0 and, in Transformer Engine, CUDA 12.9 (Hopper too before 2.9). On 8.9
+torchao's rowwise scales need torch 2.7. NVFP4 on 12.x (RTX 50) is not judged either: the first issue below is
+open.
 
     from torchao.quantization import quantize_
     quantize_(model, MXFP8TrainingOpConfig())  # before: on an H100
@@ -22,10 +23,17 @@ https://github.com/pytorch/pytorch/issues/130359
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+from packaging.version import Version
+
 from fp8doctor import kit
 
 NVFP4_UNJUDGED = (11, 0)
 """On 12.x it runs from Transformer Engine 2.19 on, or without Hadamard transform and stochastic rounding."""
+
+BLOCKS = ("transformer_engine", "blockwise")
+BLOCKS_ANYWHERE = Version("2.9")
+"""First Transformer Engine that runs them on more than Hopper: its ``check_fp8_block_scaling_support``."""
 
 CURRENT_SCALING = "with te.autocast(recipe=Float8CurrentScaling()):\n    output = model(**batch)"
 
@@ -42,6 +50,9 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
         return kit.NotApplicable(reason="no FP8 layer names its recipe")
     if kit.recipe_support.capability(gpu) >= NVFP4_UNJUDGED:
         wanted.pop(("transformer_engine", "nvfp4"), None)
+    version = kit.installed(facts, "transformer_engine")
+    if BLOCKS in wanted and version and version < BLOCKS_ANYWHERE:
+        wanted[BLOCKS] = replace(wanted[BLOCKS], below=(10, 0))
     reasons = {
         own: why for own, needs in wanted.items() if (why := kit.recipe_support.unmet(needs, gpu, facts))
     }

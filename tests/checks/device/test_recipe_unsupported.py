@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.examine import examine_surroundings
@@ -86,9 +86,7 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
     assert outcome_of(RECIPE, look(mxfp8(mlp(), emulated=True))) == "not_applicable"
     if outcome == "fires":
         model = mlp()
-        names = {"Float8LinearConfig": Float8LinearConfig, "model": model}
-        code = fix_of(RECIPE, look(mxfp8(mlp()))).code
-        exec(code, names | {"convert_to_float8_training": convert_to_float8_training})
+        exec(fix_of(RECIPE, look(mxfp8(mlp()))).code, {"model": model})
         assert outcome_of(RECIPE, look(model)) == "silent"
 
 
@@ -123,6 +121,8 @@ def test_a_gpu_that_is_assumed_counts_without_another(monkeypatch: pytest.Monkey
     [
         ("MXFP8BlockScaling", (9, 0), "fires"),
         ("DelayedScaling", (8, 9), "silent"),
+        ("Float8BlockScaling", (9, 0), "silent"),
+        ("Float8BlockScaling", (10, 0), "fires"),
         ("NVFP4BlockScaling", (9, 0), "fires"),
         ("NVFP4BlockScaling", (12, 0), "silent"),
     ],
@@ -131,7 +131,7 @@ def test_transformer_engine(
     recipe: str, capability: Any, outcome: str, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(monkeypatch, capability)
-    facts = look(ran_in_te(monkeypatch, recipe))
+    facts = with_releases(look(ran_in_te(monkeypatch, recipe)), transformer_engine="2.8.0")
     assert outcome_of(RECIPE, facts) == outcome
     amd = Gpu(name="AMD", vendor="amd", compute_capability=None, architecture="gfx942", visible=True)
     assert outcome_of(RECIPE, replace(facts, gpus=(amd,))) == "silent", "which recipes run is not judged"
