@@ -6,6 +6,7 @@ gradient. Dynamic inference tensors of torchao raise there, except under Unsloth
 transformers 4.57 to 5.21, FP8Linear has no backward: layers in front of it learn nothing, without an error.
 Weights of 4 bits (NF4, ...) are dequantized in each use, those of LLM.int8 in the backward. Keep such
 weights if BF16 does not fit, expect no speedup, and compile the blocks, which fuses the casts.
+Below compute capability 8.9 Triton compiles none of them.
 
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference
@@ -44,6 +45,13 @@ BACKWARD = {
 """What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
 H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
 
+UNCOMPILED = kit.Treatment(
+    name="stored-without-compile",
+    summary="leave out torch.compile, or store the weights in another format",
+    code="# without torch.compile each cast is a kernel of its own, which needs no Triton",
+    kind="sketch",
+)
+
 
 @kit.check("MOD003", "fp8-storage-only", severity="error", **kit.BROKEN_IN_BF16_TOO)
 def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
@@ -60,7 +68,16 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
     cut, once = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
     raises = backward == "dynamic" and (stored[-1].get("flops_per_token") or 0.0) > once  # trains before it
-    kept = kit.treatments.compile_stored(facts, stored) if backward in ("plain", "weight only") else None
+    cast, refusing = backward in ("plain", "weight only"), without_e4m3(stored, facts)
+    if cast and refusing and any(each.compiled is not None for each in stored):
+        return kit.Finding(
+            title=f"Triton compiles no layer with float8_e4m3fn weights for {refusing.name}: the step raises",
+            explanation=f"{title}, and they are compiled. It needs compute capability 8.9.",
+            evidence={"stored_linears": len(stored), "gpu": refusing.name, "first": stored[0].name},
+            breaks="step_raises",
+            treatment=UNCOMPILED,
+        )
+    kept = kit.treatments.compile_stored(facts, stored) if cast and not refusing else None
     title += ", and nothing is trainable" * (not trained) + ", and pass no gradient on" * cut
     return kit.Finding(
         severity="error" if cut or raises else "warning" if trained else "info",
@@ -81,6 +98,13 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
         },
         treatment=(from_bf16(facts, works=not (cut or raises)) or kept) if trained else None,
     )
+
+
+def without_e4m3(stored: list[kit.Linear], facts: kit.Facts) -> kit.Gpu | None:
+    """Find a GPU for which Triton does not compile these weights. Source: Triton 3.6.0, core.py:574."""
+    visible = kit.recipe_support.visible_gpus(facts) or kit.recipe_support.assumed_gpus(facts)
+    old = (each for each in visible if not kit.recipe_support.has_fp8(each) and each.vendor != "amd")
+    return next(old, None) if any(each.dtype == "float8_e4m3fn" for each in stored) else None
 
 
 def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:

@@ -62,10 +62,8 @@ def test_an_fp8_linear_without_a_backward(look: Look, installed: str, unsloth: b
 
 
 def test_weights_of_torchao_and_plain_parameters(look: Look) -> None:
-    model = mlp()
-    quantize_(model, Float8WeightOnlyConfig())
-    finding = found_by(STORED, look(model))
-    assert finding.evidence["stored_linears"] == 2
+    quantize_(model := mlp(), Float8WeightOnlyConfig())
+    assert found_by(STORED, look(model)).evidence["stored_linears"] == 2
     model = mlp()
     model[0].weight = nn.Parameter(model[0].weight.data.to(torch.float8_e4m3fn), requires_grad=False)
     assert found_by(STORED, look(model)).evidence["stored_linears"] == 1
@@ -116,20 +114,20 @@ def test_a_lora_on_stored_weights_converts_the_base_alone(look: Look) -> None:
     model = adapted(Diffusion().bfloat16())
     exec(fix_of(STORED, facts).code, {"model": model, "torch": torch})
     converted = [name for name, each in model.named_modules() if type(each).__name__ == "Float8Linear"]
-    assert len(converted) == 4
-    assert all(name.endswith(".base_layer") for name in converted)
+    assert [name.endswith(".base_layer") for name in converted] == [True] * 4
     assert finding_of(STORED, look(model, tokens=64)) is None
 
 
 def test_a_job_that_stores_its_base_and_checkpoints_is_short_of_memory(look: Look) -> None:
     blocks = [low_rank(StoredLinear(64, 64), "lora_down", "lora_up") for _ in range(2)]
-    for model, fix in (
-        (nn.Sequential(*map(checkpoint_wrapper, blocks)), "compile-stored"),
-        (nn.Sequential(*blocks), "train-in-fp8"),
+    for model, gpu, fix in (
+        (nn.Sequential(*map(checkpoint_wrapper, blocks)), "H100", "compile-stored"),
+        (nn.Sequential(*map(checkpoint_wrapper, blocks)), "A100", None),
+        (torch.compile(nn.Sequential(*blocks)), "A100", "stored-without-compile"),
+        (nn.Sequential(*blocks), "H100", "train-in-fp8"),
     ):
-        finding = found_by(STORED, replace(look(model, tokens=64), assumed_gpu="H100"))
-        assert finding.treatment is not None
-        assert finding.treatment.name == fix
+        finding = found_by(STORED, replace(look(model, tokens=64), assumed_gpu=gpu))
+        assert (finding.treatment and finding.treatment.name) == fix
 
 
 def blocks(quantized: Callable[[nn.Linear], None] | None = None) -> nn.Sequential:
