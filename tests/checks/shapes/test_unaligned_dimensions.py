@@ -185,7 +185,9 @@ def test_experts_that_are_linears_and_get_odd_rows_are_left_in_bf16(look: Look) 
     workload = Workload(batch_source="given", tokens=64, sequence_length=None, rows=rows)
     names: dict[str, Any] = {"model": mixture()}
     facts = replace(look(float8(mixture(), "rowwise")), workload=workload)
-    assert outcome_of(ROWS, replaced(facts, "workload", rows={})) == "unknown", "a router decides them"
+    unseen = replaced(facts, "workload", rows={})
+    assert outcome_of(ROWS, unseen) == "unknown", "a router decides them"
+    assert outcome_of(ROWS, replace(unseen, gaps={"workload.rows": "DynamicOutputShape"})) == "fires"
     exec(fix_of(ROWS, facts).code, names)
     assert finding_of(ROWS, replace(look(names["model"]), workload=workload)) is None
 
