@@ -64,7 +64,8 @@ def partial_conversion(facts: kit.Facts) -> kit.Finding | None:
         why.setdefault(next(one for one in REASONS if one.holds(each)), []).append(each)
     shares = {one: share(members, facts) for one, members in why.items()}
     main = max(shares, key=lambda each: shares[each])
-    chosen = not any(map(is_stacked, left)) and done >= MOST * (done + missing)
+    filtered = any(each.role != "experts" for each in fp8)  # else no Linear was converted, by any filter
+    chosen = filtered and not any(map(is_stacked, left)) and done >= MOST * (done + missing)
     said = [f"{kit.plural(len(why[one]), 'layer')} ({kit.percent(shares[one])}) {one.said}" for one in why]
     now, then = bound(done, facts), bound(done + missing, facts)
     bounds = f" Upper bound for the matmuls: {now:.2f}x now, {then:.2f}x with these layers." if now else ""

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.layers import OWN_FUNCTION, QUANTIZES
-from fp8doctor.cost.matmul_counts import passes
+from fp8doctor.cost.matmul_counts import passes, step_tokens
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
 from fp8doctor.examine.linears import with_shares
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
@@ -263,7 +263,7 @@ def autocast_now() -> str | None:
 def with_seen(facts: Facts, seen: Seen) -> Facts:
     """Add to the facts what the job's forward showed, and keep what was known before."""
     told = msgspec.structs.replace(facts.training, first_microbatch=seen.first_microbatch)
-    linears = with_shares([_as_seen(each, seen) for each in facts.network.linears])
+    linears = with_shares([_as_seen(each, seen, step_tokens(facts)) for each in facts.network.linears])
     in_fp8 = dict.fromkeys(facts.network.get("fp8_calls", ()))
     if all(each.use == "none" for each in linears):  # else FP8 is in layers that are known
         in_fp8 |= dict.fromkeys(seen.fp8_calls)
@@ -335,11 +335,16 @@ def without_forward(facts: Facts, why: str = NO_FORWARD) -> Facts:
     return msgspec.structs.replace(facts, gaps=gaps)
 
 
-def _as_seen(linear: Linear, seen: Seen) -> Linear:
+def _as_seen(linear: Linear, seen: Seen, tokens: int | None) -> Linear:
     """Take the gradients off a layer that ran without autograd; note a recipe, and FP8 matmuls over storage.
 
-    A function of its own has a backward; torchao's dynamic inference tensors have none.
+    A function of its own has a backward; torchao's dynamic inference tensors have none. The rows of experts
+    tell their FLOPs, if no module says how many a token visits.
     """
+    rows = sum(seen.rows.get(linear.name, ()))
+    if not recorded(linear, "flops_per_token") and rows and tokens:
+        flops = 2.0 * passes(linear) * linear.in_features * linear.out_features * rows / tokens
+        linear = msgspec.structs.replace(linear, flops_per_token=flops)
     if linear.get("recipe", "") is None and (recipe := seen.recipes.get(linear.name)):
         linear = msgspec.structs.replace(linear, recipe=recipe)
     if linear.name in seen.forward_only and (flops := linear.get("flops_per_token")):
