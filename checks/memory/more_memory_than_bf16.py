@@ -114,15 +114,16 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return kit.NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
     if max(memory.in_both, memory.fp8_copies) < LEDGER_GIB:
         return None
-    more = f"and FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
-    if memory.fp8_copies < SHOWN_GIB:
-        more = "the same in BF16 and in FP8"
-    copies = ""
+    what, copies = "copies next to the weights", ""
     if any(map(kit.fp8_weights.keeps_transposed, fp8)):
+        what = "gathered weights until the backward"
         copies = " Of weights that FSDP2 gathers in FP8, compiled blocks keep whole transposed copies until "
         copies += "the backward. Blocks under activation checkpointing do not."
     elif memory.fp8_copies:
         copies = " Transformer Engine keeps FP8 copies of its weights."
+    more = f"and FP8 up to {memory.fp8_copies:.1f} GiB more, of {what}"
+    if memory.fp8_copies < SHOWN_GIB:
+        more = "the same in BF16 and in FP8"
     return kit.Finding(
         title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, {more}",
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
