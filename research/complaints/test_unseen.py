@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from research.complaints import unseen_engines as engines
-from research.complaints import unseen_mixed as mixed
+from research.complaints import unseen_engines, unseen_mixed, unseen_more
 from research.complaints.unseen import MARK, OUTCOMES, PAGE, THREADS, answer, asked, misses, name_of, row
 from tests.markdown import table
 
+LATER = (unseen_engines, unseen_mixed, unseen_more)
 BY_NAME = {name_of(each): each for each in THREADS}
 
 
@@ -45,7 +45,7 @@ def test_silence_is_told_from_an_answer() -> None:
 
 @pytest.mark.parametrize(
     ("of", "thread"),
-    [pytest.param(of, each, id=name_of(each)) for of in (engines, mixed) for each in of.THREADS],
+    [pytest.param(of, each, id=name_of(each)) for of in LATER for each in of.THREADS],
 )
 def test_a_thread_of_the_later_sets_has_the_recorded_outcome(of: Any, thread: dict[str, Any]) -> None:
     _, _, line = table(("",) * 5, [of.row(thread)]).splitlines()

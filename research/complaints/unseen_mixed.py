@@ -6,6 +6,7 @@ import json
 import tempfile
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -22,18 +23,19 @@ from research.complaints.unseen import MARK, asked, misses, name_of, section
 from research.complaints.unseen_adapters import OUTCOMES, SELDOM
 from research.complaints.unseen_adapters import outcome as outcome_of
 from tests.looked import looked
+from tests.stand_ins.accelerate_state import forget
 
 HERE = Path(__file__).parent
 PAGE = HERE / "unseen_mixed.md"
 THREADS: list[dict[str, Any]] = tomllib.loads((HERE / "unseen_mixed.toml").read_text("utf-8"))["thread"]
 
 
-def answer(thread: dict[str, Any]) -> tuple[str, str, str]:
+def answer(thread: dict[str, Any], jobs: ModuleType = jobs) -> tuple[str, str, str]:
     """Replay one thread: what is printed, the codes in the order of reading, and the outcome."""
     if "build" not in thread:
         printed, said = commanded(thread)
         return printed, said, outcome_of(thread, printed)
-    report = replayed(thread)
+    report = replayed(thread, jobs)
     printed, found = render(report), [*filter(None, codes_in_order(report))]
     outcome = outcome_of(thread, printed)
     if outcome == "right" and not set(found[:1]) <= set(thread.get("codes", found)):
@@ -51,7 +53,7 @@ def commanded(thread: dict[str, Any]) -> tuple[str, str]:
         return asked("plan", str(config), *thread["plan"]), "plan"
 
 
-def replayed(thread: dict[str, Any]) -> Report:
+def replayed(thread: dict[str, Any], jobs: ModuleType) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         job = getattr(jobs, thread["build"])(patch)
         try:
@@ -63,6 +65,7 @@ def replayed(thread: dict[str, Any]) -> Report:
                 assume_gpu=thread.get("gpu"),
             )
         finally:
+            forget()
             if dist.is_initialized():
                 dist.destroy_process_group()
     if "card" in thread:  # as NVML would describe it
@@ -71,8 +74,8 @@ def replayed(thread: dict[str, Any]) -> Report:
     return report
 
 
-def row(thread: dict[str, Any]) -> tuple[str, ...]:
-    _, said, outcome = answer(thread)
+def row(thread: dict[str, Any], jobs: ModuleType = jobs) -> tuple[str, ...]:
+    _, said, outcome = answer(thread, jobs)
     return (f"[{name_of(thread)}]({thread['url']})", thread["cause"], said, thread["first"], outcome)
 
 
