@@ -149,7 +149,7 @@ class _Paper:
         """Wrap a paragraph between its words; a number stays with its unit, ``end`` with the last word."""
         tied = _tied(text) + (f"{TIED}{TIED}{printable_line(end)}" if end else "")
         lines = wrap(tied.split(" "), self.width - indent)
-        return [" " * indent + self.paint(line.rstrip(), style) for line in lines]
+        return [" " * indent + self.paint(line.rstrip(f" {TIED}"), style) for line in lines]
 
     def hanging(self, begin: str, taken: int, text: str, style: str = "", *, end: str = "") -> Iterator[str]:
         """Write a paragraph behind ``begin``, which takes so many columns; further lines are indented."""
