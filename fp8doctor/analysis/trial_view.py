@@ -320,6 +320,12 @@ class TrialView:
 
     # --- what has no time ---
 
+    @known
+    def takes_no_conversion(self) -> bool:
+        """Return whether the trial could convert no layer by any recipe."""
+        tried = [each for each in self.trial.arms if is_conversion(each.name)]
+        return bool(tried) and all(why_of(each) is Reason.NOT_APPLICABLE for each in tried)
+
     @cached_property
     def too_large(self) -> dict[tuple[str, ...], Arm]:
         """Treatments that take more memory than there is -> the first variant of them."""

@@ -11,6 +11,7 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
 from fp8doctor.analysis.memory import USABLE, Fit, fit
+from fp8doctor.analysis.modelled_speedup import TAKES_NONE
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances
 from fp8doctor.analysis.own_step import as_is, compiles_any
 from fp8doctor.analysis.recipe_support import assumed_gpus, visible_gpus
@@ -173,7 +174,7 @@ class Answer(Struct, frozen=True):
             return later is not None and later.side != "open"
         ends = not self.fixes or (self.compared.end is not None and (later is None or later.side != "open"))
         if found is None:
-            return self.takes_no_fp8 and not self.fixes
+            return self.takes_no_fp8 and not _untimed(self.fixes)
         return ends and found.side in ("slower", "faster") and not found.has_open_size
 
     @property
@@ -215,6 +216,7 @@ def answer(
     gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
     nothing = known and (
         if_recorded(nothing_to_convert, facts.network)
+        or view.takes_no_conversion
         or if_recorded(trains_in_16_bits, facts)
         or (gpus and not any(if_recorded(has_fp8_cores, each) for each in gpus))
     )
@@ -268,6 +270,8 @@ def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
     nothing = view.trial.get("reason") if view.on_gpu and not tried else None
     if why := (untimed and untimed.get("reason")) or nothing:
         return f"the step was not timed: {why.rstrip('.')}"
+    if view.takes_no_conversion:
+        return TAKES_NONE
     if view.late_bf16 or view.late_fp8:
         return ""  # what has to be timed first is open
     return f"only the step {after} can be estimated" if after else why_not_estimated(view.facts, findings)
