@@ -74,7 +74,7 @@ def parts_of(fp8_ms: Mapping[Any, float], bf16_ms: Mapping[Any, float], idle_ms:
     return {"GEMMs": longer(*GEMMS), "casts": longer("cast"), "norms and pointwise": around, "idle": idle_ms}
 
 
-IN_KNOWN_FORM = "once its layers and its autocast are those that the fix gives"
+IN_KNOWN_FORM = "with layers and an autocast that the cost model knows"
 
 
 def as_modelled(facts: Facts, *, fixed: bool = False) -> tuple[Facts, str]:
