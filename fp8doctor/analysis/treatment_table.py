@@ -215,7 +215,7 @@ _ALL = (
     *(TreatmentRecord(each, other_layers=True) for each in CONVERT_OTHERS.split()),
     *(TreatmentRecord(each, then=_compiled) for each in COMPILE_AGAIN.split()),
     *map(_recipe_change, BY_TREATMENT.values()),
-    *(_conversion(each) for each in RECIPES.values() if each.converts),
+    *(_conversion(each) for each in RECIPES.values() if each.operands),  # rowwise in older reports
 )
 
 TREATMENTS = {each.name: each for each in _ALL if each.runs}

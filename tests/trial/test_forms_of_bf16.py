@@ -69,13 +69,13 @@ def test_a_model_without_fp8_is_converted_in_both_forms() -> None:
     assert conversions == {
         "float8_tensorwise": ("convert-tensorwise", "compile-blocks"),
         "float8_tensorwise_as_compiled": ("convert-tensorwise",),
-        "float8_rowwise": ("convert-rowwise", "compile-blocks"),
-        "float8_rowwise_as_compiled": ("convert-rowwise",),
+        "float8_rowwise_with_gw_hp": ("convert-rowwise_with_gw_hp", "compile-blocks"),
+        "float8_rowwise_with_gw_hp_as_compiled": ("convert-rowwise_with_gw_hp",),
     }
     assert [name for name in found if name in COMPILED_FIRST] == COMPILED_FIRST[1:]
     assert [name for name in plans(job(by_block(Stacked().bfloat16()))) if is_conversion(name)] == [
         "float8_tensorwise",
-        "float8_rowwise",
+        "float8_rowwise_with_gw_hp",
     ]
 
 

@@ -173,19 +173,32 @@ def test_fp8_is_tried_in_every_form_in_which_bf16_is() -> None:
     assert forms & set(plans(job(model))) == {"bf16_compiled"}
 
 
+OTHER = "float8_rowwise_with_gw_hp"
+
+
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
     found = plans(job(Stacked().bfloat16()))
-    assert list(found) == ["as_is", "float8_tensorwise", "bf16_compiled", "bf16_again", "float8_rowwise"]
-    assert found["float8_rowwise"].treatments == ("convert-rowwise", "compile-blocks")
-    in_fp32 = plans(job(Stacked()))["float8_rowwise"]
-    assert in_fp32.treatments == ("autocast-bf16", "convert-rowwise", "compile-blocks")
+    assert list(found) == [
+        "as_is",
+        "float8_tensorwise",
+        "bf16_compiled",
+        "bf16_again",
+        "float8_rowwise_with_gw_hp",
+    ]
+    assert found["float8_rowwise_with_gw_hp"].treatments == ("convert-rowwise_with_gw_hp", "compile-blocks")
+    in_fp32 = plans(job(Stacked()))["float8_rowwise_with_gw_hp"]
+    assert in_fp32.treatments == ("autocast-bf16", "convert-rowwise_with_gw_hp", "compile-blocks")
 
 
 def test_a_bf16_user_gets_fp8_before_other_forms_of_bf16() -> None:
     """Seen on an H200: three forms of BF16 were timed, one of them twice, and no FP8, with 30 s left. One
     graph of FP8 compiles for minutes there: it decides nothing that FP8 by block does not."""
     found = plans(job(torch.compile(Stacked().bfloat16(), backend="eager")))
-    last = ["float8_tensorwise_as_compiled", "float8_rowwise", "float8_rowwise_as_compiled"]
+    last = [
+        "float8_tensorwise_as_compiled",
+        "float8_rowwise_with_gw_hp",
+        "float8_rowwise_with_gw_hp_as_compiled",
+    ]
     assert list(found) == ["as_is", "float8_tensorwise", "bf16_compiled", "bf16", "bf16_again", *last]
     assert [name for name, plan in found.items() if not plan.place.decides] == last
 

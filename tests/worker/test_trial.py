@@ -72,11 +72,11 @@ def tried(
 def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
     examination, arms, said = tried(tmp_path, "super().compile(*arguments, backend='eager')")
     assert examination.problem is None
-    names = ("as_is", "bf16_compiled", "float8_tensorwise", "float8_rowwise")
+    names = ("as_is", "bf16_compiled", "float8_tensorwise", "float8_rowwise_with_gw_hp")
     assert {name: arm.tried for name, arm in arms.items()} == dict.fromkeys(names, True)
     assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
     assert "building the step as you run it" in said
-    assert "building FP8 rowwise compiled" in said
+    assert "building FP8 rowwise with BF16 weight gradients compiled" in said
     assert [each for each in said if each in list(Stage)] == list(Stage)[2:]
 
 
@@ -92,7 +92,7 @@ def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) ->
     assert {name for name, arm in arms.items() if not arm.tried} == {
         "bf16_compiled",
         "float8_tensorwise",
-        "float8_rowwise",
+        "float8_rowwise_with_gw_hp",
     }
 
 
