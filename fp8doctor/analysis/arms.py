@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from fp8doctor.analysis.own_step import compiles_any, own_words
 from fp8doctor.analysis.significance import Number, holding, interval
 from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
     VARIANTS,
     family,
     in_words,
+    that_help_bf16_too,
     variant,
 )
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
@@ -20,6 +22,7 @@ from fp8doctor.facts.arm_names import (
     LEFT_OUT_FOR_TIME,
     ArmName,
     change_in_bf16,
+    is_conversion,
     is_in_bf16,
     is_withdrawn,
 )
@@ -148,6 +151,8 @@ def labels(facts: Facts) -> dict[str, str]:
         else:
             again = alone == (COMPILE_BLOCKS,) and ArmName.BF16_AS_COMPILED in arms
             words = [variant(name, fp8, own=own, change="by block" if again else "", low=low)]
+            if is_conversion(name):
+                words += [in_words(each) for each in that_help_bf16_too(alone) - {AUTOCAST_BF16}]
             if base and name != ArmName.AS_IS and name not in VARIANTS:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]

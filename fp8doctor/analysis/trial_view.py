@@ -193,7 +193,7 @@ class TrialView:
         best = self.bf16
         if fp8 is None or best is None:
             return None
-        shared = that_help_bf16_too(fp8.changes if self.uses_fp8 else ())
+        shared = that_help_bf16_too(fp8.changes)
         shared -= {*best.arm.get("treatments", ())}  # an autocast that every BF16 has
         alike = (each for each in self.trial.arms if shared and is_in_bf16(each.get("name", "")))
         planned = next((each for each in alike if changes_in_bf16(each) == shared), None)

@@ -332,6 +332,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         view.late_fp8 or (None if view.in_fp8 else view.late_first),
         bf16,
         view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
+        None if said.has_fp8 else view.late.get(ArmName.BF16_PRESCRIBED),
     )
     first = untimed_form(None if said.is_decided else view.late_first)
     end = said.compared.end

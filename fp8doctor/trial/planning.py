@@ -160,16 +160,18 @@ class VariantPlanner:
             plans.append(replace(compiled, explored=True, place=Place.OTHER_BF16))
         return [replace(each, if_host_waits=True) for each in plans]
 
-    def conversions(self, as_is: VariantPlan) -> list[VariantPlan]:
+    def conversions(self, as_is: VariantPlan, shared: Layers) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe, first by block, then as the user compiles it.
 
-        The first one decides. One graph of FP8 compiles for 7 s a block, most of it in one thread (a GPT of
-        561M, H200, torch 2.11), so the second form has to fit, and comes after other forms of BF16.
+        All have the ``shared`` proposals, which help BF16 too: fp32 adapters took 29 of FP8's 129 ms
+        (a LoRA of a Llama, H200). The first one decides. One graph of FP8 compiles for 7 s a block, most of
+        it in one thread (a GPT of 561M, H200, torch 2.11), so the second form has to fit, and comes after
+        other forms of BF16.
         """
         compilation = COMPILE_BLOCKS if self.facts.network.blocks else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
         for recipe in (each.name for each in RECIPES.values() if each.converts):
-            treatments: Layers = dict.fromkeys((*self.own_autocast, f"convert-{recipe}"), ())
+            treatments: Layers = {**shared, **dict.fromkeys((*self.own_autocast, f"convert-{recipe}"), ())}
             forms = [self.on(bare, {**treatments, compilation: ()}, conversion_to(recipe))]
             if self.compiles_otherwise:
                 forms.append(self.on(as_is, treatments, conversion_to(recipe, as_compiled=True)))
@@ -300,8 +302,12 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
     if facts.get("network.fp8_calls") and not in_fp8:
         return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
     as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8, place=Place.AS_IS)
-    base, alike = as_is, list[VariantPlan]()
-    if in_fp8 and proposals:
+    base, alike, converted = as_is, list[VariantPlan](), list[VariantPlan]()
+    if not in_fp8:
+        shared = {name: proposals[name] for name in proposals if _is_shared(name, planner.own_autocast)}
+        converted = planner.conversions(as_is, shared)
+        alike = planner.bf16_alike(converted[0], shared)
+    elif proposals:
         base = replace(planner.on(as_is, proposals, ArmName.PRESCRIBED), place=Place.PLAN)
         alike = planner.bf16_alike(base, proposals)
     baselines = planner.baselines(in_fp8)
@@ -311,10 +317,15 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *baselines,
         *alike,
         *([] if base is as_is else [base]),
-        *([] if in_fp8 else planner.conversions(as_is)),
+        *converted,
         replace(again, name=ArmName.SELF_CHECK, base=again.name, place=Place.OTHER_BF16),
         *planner.whole(base),
         *(planner.alone(as_is, *each) for each in proposals.items() if len(proposals) > 1 or base is as_is),
         *planner.tried_unasked(base, proposals, alike),
     ]
     return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))
+
+
+def _is_shared(name: str, anyway: Collection[str]) -> bool:
+    """Return whether a conversion takes along a change that helps BF16 too, and that needs no more memory."""
+    return traits(name).helps_bf16_too and name != CHECKPOINTING_OFF and name not in anyway

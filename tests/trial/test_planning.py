@@ -190,6 +190,14 @@ def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
     assert in_fp32.treatments == ("autocast-bf16", "convert-rowwise_with_gw_hp", "compile-blocks")
 
 
+def test_a_conversion_takes_along_what_helps_bf16_too_and_so_does_its_bf16() -> None:
+    found = plans(job(llama(attn_implementation="eager").bfloat16()), "attention-sdpa")
+    assert found["float8_tensorwise"].treatments[:2] == ("attention-sdpa", "convert-tensorwise")
+    alike = found["bf16_prescribed"]
+    assert (alike.treatments, alike.base) == (("attention-sdpa",), "bf16_compiled")
+    assert found["attention-sdpa"].base == "as_is"
+
+
 def test_a_bf16_user_gets_fp8_before_other_forms_of_bf16() -> None:
     """Seen on an H200: three forms of BF16 were timed, one of them twice, and no FP8, with 30 s left. One
     graph of FP8 compiles for minutes there: it decides nothing that FP8 by block does not."""
