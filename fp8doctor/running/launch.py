@@ -127,13 +127,13 @@ def run_script(
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))
         if not (process := os.fork()):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _become_script(script, settings, write, wait)
+            _become_script(script, settings, (read, write), (wait, reported))
         threading.Thread(target=_forward_signals, args=(process,), daemon=True).start()
         stdout = os.dup(1)
     else:
         if child := os.fork():
             os.waitpid(child, 0)
-            _become_script(script, settings, write, wait)
+            _become_script(script, settings, (read, write), (wait, reported))
         os.setsid()
         if os.fork():  # else the script's os.wait() would return it
             os._exit(0)
@@ -157,14 +157,19 @@ def run_script(
     return status or code
 
 
-def _become_script(script: Script, settings: WatchOptions, write: int, wait: int) -> None:
-    """Replace this process by the script, which writes messages and waits for a pipe's end.
+def _become_script(
+    script: Script, settings: WatchOptions, messages: tuple[int, int], end: tuple[int, int]
+) -> None:
+    """Replace this process by the script, which writes messages and waits for the end of a pipe.
 
     Returns only by raising `UserError`.
     """
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is None:  # closed: Python has opened a stand-in
             os.close(number)
+    (read, write), (wait, reported) = messages, end
+    os.close(read)
+    os.close(reported)
     os.set_inheritable(write, True)
     os.set_inheritable(wait, True)
     package = Path(fp8doctor.__file__).resolve().parent
