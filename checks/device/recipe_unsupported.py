@@ -23,17 +23,10 @@ https://github.com/pytorch/pytorch/issues/130359
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-from packaging.version import Version
-
 from fp8doctor import kit
 
 NVFP4_UNJUDGED = (11, 0)
 """On 12.x it runs from Transformer Engine 2.19 on, or without Hadamard transform and stochastic rounding."""
-
-BLOCKS = ("transformer_engine", "blockwise")
-BLOCKS_ANYWHERE = Version("2.9")
-"""First Transformer Engine that runs them on more than Hopper: its ``check_fp8_block_scaling_support``."""
 
 CURRENT_SCALING = "with te.autocast(recipe=Float8CurrentScaling()):\n    output = model(**batch)"
 
@@ -50,9 +43,6 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
         return kit.NotApplicable(reason="no FP8 layer names its recipe")
     if kit.recipe_support.capability(gpu) >= NVFP4_UNJUDGED:
         wanted.pop(("transformer_engine", "nvfp4"), None)
-    version = kit.installed(facts, "transformer_engine")
-    if BLOCKS in wanted and version and version < BLOCKS_ANYWHERE:
-        wanted[BLOCKS] = replace(wanted[BLOCKS], below=(10, 0))
     reasons = {
         own: why for own, needs in wanted.items() if (why := kit.recipe_support.unmet(needs, gpu, facts))
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor import recipes
@@ -58,11 +59,20 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
+BLOCKS = ("transformer_engine", "blockwise")
+
+BLOCKS_ANYWHERE = Version("2.9")
+"""First Transformer Engine that runs them on more than Hopper: its ``check_fp8_block_scaling_support``."""
+
+
 def unmet(wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
     """Explain why a recipe does not run; None if it seems to, as on every AMD GPU with FP8 cores."""
     if gpu.vendor == "amd":
         return None
     have, cuda = capability(gpu), facts.software.cuda
+    te = installed(facts, "transformer_engine") if (wanted.stack, wanted.name) == BLOCKS else None
+    if te and te < BLOCKS_ANYWHERE:
+        wanted = replace(wanted, below=(10, 0))
     if not recipes.runs_on(wanted, have):
         below = f" and below {dotted(wanted.below)}" if wanted.below else ""
         limit = f"{dotted(wanted.first)} or higher{below}"
