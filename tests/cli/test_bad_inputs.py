@@ -68,7 +68,7 @@ BAD: dict[str, str] = {
     "demo second": "unexpected extra argument",
     "model.py second.py": "fp8doctor run model.py",
     "model.py --lr 3": "fp8doctor run model.py",
-    "exlpain": "'explain'",
+    "exlpain": "did you mean explain?",
     "checkpoint pipe": "unexpected extra argument",  # withdrawn: no file of it is read
     "explain NOPE999": "NOPE999",
     "run": "no script was named",

@@ -22,10 +22,10 @@ def heed_interrupts() -> None:
 @pytest.mark.slow
 def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     script = (
-        "import sys, time, types\n"
+        "import time\n"
+        "from fp8doctor.worker import parent\n"
         "def examine_in_worker(*args, **options): print('ready', flush=True); time.sleep(1000)\n"
-        "sys.modules['fp8doctor.worker.parent'] = "
-        "types.SimpleNamespace(examine_in_worker=examine_in_worker)\n"
+        "parent.examine_in_worker = examine_in_worker\n"
         "from fp8doctor.cli import main\n"
         "main(['model.py'])\n"
     )

@@ -40,9 +40,11 @@ def explain(bench: Bench) -> None:
 def compared(bench: Bench) -> list[Attempt]:
     """List the step as it is, the fastest BF16, and the fastest other FP8."""
     timed = [each for each in bench.timed if each.plan.name != ArmName.SELF_CHECK]
-    with_fixes = () if bench.attempts[0].plan.fp8 else (ArmName.BF16_PRESCRIBED,)  # as its conversions have
+    as_is = [each for each in timed if each.plan.name == ArmName.AS_IS]
+    in_fp8 = any(each.plan.fp8 for each in as_is)
+    with_fixes = () if in_fp8 else (ArmName.BF16_PRESCRIBED,)  # as its conversions have
     groups = (
-        [each for each in timed if each.plan.name == ArmName.AS_IS],
+        as_is,
         [each for each in timed if each.plan.name in (*BF16_BASELINES, *with_fixes)],
         [each for each in timed if each.plan.fp8 and each.plan.name != ArmName.AS_IS],
     )
