@@ -146,7 +146,7 @@ def _padded(facts: Facts, treatment: Treatment) -> Facts:
 
 
 CONVERT_OTHERS = """
-convert-experts convert-the-rest experts-by-grouped-gemm one-precision pad-dimensions pad-token-groups
+convert-experts convert-the-rest experts-by-grouped-gemm one-precision pad-dimensions
 pad-tokens plain-linears
 """
 """Treatments by hand that convert other layers, or give layers other shapes."""
