@@ -41,9 +41,10 @@ from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import to_ascii
 from fp8doctor.render.text import as_text
 from fp8doctor.wording import plural
+from fp8doctor.worker.parent import Printed
 
 if TYPE_CHECKING:
-    from fp8doctor.worker.parent import Examination, Printed
+    from fp8doctor.worker.parent import Examination
 
 ON_STDOUT = "github"
 """The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
@@ -219,7 +220,7 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], **workload:
 
 def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tuple[Examination, Printed]:
     """Examine in a worker and show its progress; what it printed is shown if that fails."""
-    from fp8doctor.worker.parent import Printed, examine_in_worker
+    from fp8doctor.worker.parent import examine_in_worker
 
     printed = Printed()
     try:
