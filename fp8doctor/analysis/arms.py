@@ -152,7 +152,8 @@ def labels(facts: Facts) -> dict[str, str]:
             again = alone == (COMPILE_BLOCKS,) and ArmName.BF16_AS_COMPILED in arms
             words = [variant(name, fp8, own=own, change="by block" if again else "", low=low)]
             if is_conversion(name):
-                words += [in_words(each) for each in that_help_bf16_too(alone) - {AUTOCAST_BF16}]
+                shared = that_help_bf16_too(alone) - {AUTOCAST_BF16}
+                words += [in_words(each) for each in alone if each in shared]
             if base and name != ArmName.AS_IS and name not in VARIANTS:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
