@@ -84,6 +84,8 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
     for number, step in enumerate(steps, 1):
         found = by_name.get(next(iter(step.names), ""))
         others = [each for each in step.mends if each != step.code]
+        first = next(at for at, each in enumerate(steps, 1) if each.treatment.code == step.treatment.code)
+        shown_in = first if first < number else None
         also = f" Also fixes {', '.join(others)}." if others else ""
         yield Item(
             number=number,
@@ -91,10 +93,10 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
             code=step.code,
             name=found.name if found else step.treatment.name,
             title=found.title if found else step.title,
-            aside=_fix_aside(step, steps, view),
+            aside=_fix_aside(step, steps, view, shown_in),
             explanation=f"{found.explanation if found else ''}{also}".strip(),
             summary=step.treatment.summary,
-            lines=step.treatment.code,
+            lines="" if shown_in else step.treatment.code,
         )
     heads = {name for step in steps for name in step.names[:1]}
     for finding in (each for each in findings if each.name not in heads):
@@ -117,11 +119,16 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
         )
 
 
-def _fix_aside(step: Step, steps: Sequence[Step], view: TrialView) -> str:
-    """Say where a fix is written, what it saves and with which others, or that it has no time."""
+def _fix_aside(step: Step, steps: Sequence[Step], view: TrialView, shown_in: int | None) -> str:
+    """Say where a fix is written, what it saves and with which others, or that it has no time.
+
+    ``shown_in`` is the number of an earlier fix with the same lines.
+    """
     code_lines = (line.strip() for line in step.treatment.code.splitlines())
     has_lines = any(line and not line.startswith("#") for line in code_lines)
     how = HOW_TO_USE.get(step.treatment.kind, "") if has_lines else ""
+    if has_lines and shown_in:
+        how = f"in the lines of fix {shown_in}"
     numbers, saving = {each.treatment.name: number for number, each in enumerate(steps, 1)}, step.saving_ms
     beside = " and ".join(f"fix {numbers[each]}" for each in step.together if each in numbers)
     if saving is None:
