@@ -26,12 +26,11 @@ from packaging.version import Version
 
 from fp8doctor import kit
 
+from .fixes import UNCOMPILED, from_bf16, without_e4m3
+
 BACKWARD_SINCE = Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
 4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
-
-ROWS = 16
-"""Multiple of rows that the matmul of an FP8 weight gradient takes. Source: ``torch._scaled_mm``."""
 
 BACKWARD = {
     "cut": "before transformers 5.22.0 its output carries no gradient: layers in front of it learn nothing",
@@ -44,13 +43,6 @@ BACKWARD = {
 }
 """What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
 H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
-
-UNCOMPILED = kit.Treatment(
-    name="stored-without-compile",
-    summary="leave out torch.compile, or store the weights in another format",
-    code="# without torch.compile each cast is a kernel of its own, which needs no Triton",
-    kind="sketch",
-)
 
 
 @kit.check("MOD003", "fp8-storage-only", severity="error", **kit.BROKEN_IN_BF16_TOO)
@@ -100,13 +92,6 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     )
 
 
-def without_e4m3(stored: list[kit.Linear], facts: kit.Facts) -> kit.Gpu | None:
-    """Find a GPU for which Triton does not compile these weights. Source: Triton 3.6.0, core.py:574."""
-    visible = kit.recipe_support.visible_gpus(facts) or kit.recipe_support.assumed_gpus(facts)
-    old = (each for each in visible if not kit.recipe_support.has_fp8(each) and each.vendor != "amd")
-    return next(old, None) if any(each.dtype == "float8_e4m3fn" for each in stored) else None
-
-
 def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
     """Find what the backward of these layers does, as a key of `BACKWARD`, by the first's class."""
     first, version = stored[0], kit.installed(facts, "transformers")
@@ -119,36 +104,6 @@ def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
         return ("unsloth" if unsloth else "dynamic") if quantizes else "weight only"
     plain = "own" if first.features.get(kit.layers.OWN_FUNCTION) else "plain"
     return "FP8Linear" if first.kind.endswith(".FP8Linear") else plain
-
-
-def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
-    """Convert BF16 weights in the place of the stored ones; None if they may not fit, or nothing converts.
-
-    Also None for adapters over a base that works as it is, if checkpointing says that memory is short.
-    """
-    network = facts.network
-    takes = [linear for linear in network.linears if kit.if_recorded(would_convert, linear, facts)]
-    if not takes or not kit.if_recorded(kit.memory.stored_weights_fit_in_bf16, facts):
-        return None
-    adapted = any(linear.get("adapter") for linear in network.linears)
-    if adapted and works and any(each.active for each in facts.training.get("checkpointing", ())):
-        return None
-    rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
-    out = [linear.name for linear in network.linears if linear not in takes]
-    converted = kit.conversion.conversion(facts, beside=out)
-    return kit.Treatment(
-        name="train-in-fp8",
-        summary="load BF16 weights, which fit, and convert them for FP8 training",
-        code="\n".join((rebuilt, converted, *kit.compile_coverage.compile_all(network))),
-        kind="sketch",
-    )
-
-
-def would_convert(linear: kit.Linear, facts: kit.Facts) -> bool:
-    """Whether a conversion would take this layer with BF16 weights, and FP8 its rows."""
-    even = not any(rows % ROWS for rows in kit.cost.rows_seen(linear, facts))
-    fits = even and kit.layers.fits_fp8(linear)
-    return fits and kit.stores_fp8(linear) and linear.role not in ("head", "router")
 
 
 def _model(layer: kit.Linear, **variables: str) -> kit.Facts:
