@@ -1,7 +1,5 @@
 """The entry point. Catches Ctrl-C from here on, also while libraries are imported."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -1,7 +1,5 @@
 """`inspect_model`: examine a live model in its process without changing it."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 import time

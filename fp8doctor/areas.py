@@ -1,7 +1,5 @@
 """The areas of the checks, the severities of findings, and the codes of withdrawn checks."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 Severity = Literal["info", "warning", "error"]

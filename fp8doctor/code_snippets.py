@@ -1,7 +1,5 @@
 """Code snippets of treatments: their kind, and their imports."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools

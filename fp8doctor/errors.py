@@ -1,7 +1,5 @@
 """The only exceptions that users see, as a sentence; and the sentence for a Python without torch."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Read, write and make the user's files, and private folders for our own."""
 
-from __future__ import annotations
-
 import glob
 import os
 import platform

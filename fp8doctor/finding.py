@@ -1,7 +1,5 @@
 """A check's answer: a finding with evidence, fix and saving; or not applicable."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import field

@@ -4,8 +4,6 @@ Records, cases and what most checks use are names of the kit: `kit.Finding`, `ki
 behind the module that concludes it: `kit.memory.fit(facts)`. checks/README.md lists the modules by question.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fp8doctor import cost, facts, known_errors, recipes

@@ -1,7 +1,5 @@
 """The fixes of a plan as edits of a training script, which is read and never run."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """Messages to another process: JSON lines through a pipe, whose number user code may close or take."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import resource

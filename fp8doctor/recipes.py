@@ -1,7 +1,5 @@
 """One record for each FP8 implementation (a stack), and for each of its recipes: how tensors are scaled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache, partial
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The catalog: checks register, are discovered and selected, and run in isolation."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

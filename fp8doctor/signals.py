@@ -1,7 +1,5 @@
 """Defer signals while an exception from a handler would be lost or misattributed."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

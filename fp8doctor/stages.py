@@ -1,7 +1,5 @@
 """The stages of an examination in users' words, its progress, and the line on stderr that shows it."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

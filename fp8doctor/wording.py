@@ -1,7 +1,5 @@
 """Counts, shares and exceptions in words, escaped for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 MESSAGE_LENGTH = 300

@@ -3,8 +3,6 @@
 axe-core and its like need a browser; these are the rules of theirs that our pages can break.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser

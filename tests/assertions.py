@@ -5,8 +5,6 @@ in setup.cfg). It asks first whether anybody listens. The answer here is no, whi
 question is counted.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Generator

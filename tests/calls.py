@@ -1,7 +1,5 @@
 """Count the calls of Python functions, so that a test can tell linear work from quadratic without a clock."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

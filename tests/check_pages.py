@@ -4,8 +4,6 @@
 A page is the docstring of the check's file as Markdown; the index counts how often each was right.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

@@ -4,8 +4,6 @@ A patient that prepares its process before it imports anything is examined by th
 forks of a process that has done their imports, as `tests.programs` makes them.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

@@ -1,7 +1,5 @@
 """Configurations of public models."""
 
-from __future__ import annotations
-
 LLAMA_8B = {
     "model_type": "llama",
     "hidden_size": 4096,

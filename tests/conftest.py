@@ -1,7 +1,5 @@
 """What all tests share: a clean environment, and a look at a live model."""
 
-from __future__ import annotations
-
 import compileall
 import gc
 import itertools

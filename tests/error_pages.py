@@ -4,8 +4,6 @@
 A page has the messages of one library, each under a heading that a search engine can find.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts of well-known jobs, written down by hand for tests that need no live model."""
 
-from __future__ import annotations
-
 from fp8doctor.facts import (
     Blocks,
     Dynamo,

@@ -1,7 +1,5 @@
 """What is logged while a test runs; `-p no:logging` leaves out the plugin of pytest that tells it."""
 
-from __future__ import annotations
-
 import logging
 
 

@@ -1,8 +1,6 @@
 """What ``fp8doctor model.py --no-trial`` reports of a model: its worker runs a forward on fake tensors, which
 ``inspect_model`` does not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Pages of Markdown: their tables, their blocks of code, and the parts that are made from the program."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

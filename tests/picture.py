@@ -1,7 +1,5 @@
 """The picture of a screen at the top of README.md: what ``fp8doctor demo`` prints, as rich draws it."""
 
-from __future__ import annotations
-
 import io
 import re
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """What one test could leave behind in the process for all that follow, read without loading anything."""
 
-from __future__ import annotations
-
 import copy
 import os
 import sys

@@ -4,8 +4,6 @@ Whatever a test starts inherits a variable that names this run. What a test star
 own is found as a descendant.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ examined there.
 Such a process is a fork of one that has done the imports of the program.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

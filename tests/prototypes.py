@@ -1,8 +1,6 @@
 """torchao's prototype training, which releases before 0.17 spell otherwise or lack: a test that needs it is
 skipped there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

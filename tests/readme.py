@@ -5,8 +5,6 @@ A part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`
 of the first screen and the pages of the checks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -3,8 +3,6 @@
 ``python -m tests.recordings`` packs the JSON that programs recorded into the folders, and writes the tables.
 """
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

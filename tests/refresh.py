@@ -3,8 +3,6 @@
 Nothing changes if the code and the pages agree. Read the diff before you commit it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

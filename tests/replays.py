@@ -1,7 +1,5 @@
 """Recordings of whole jobs, each with its report, its screen and its trial, made once for all tests."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import NamedTuple

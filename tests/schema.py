@@ -1,7 +1,5 @@
 """Write the JSON Schemas of a report and of a plan again: ``python -m tests.schema``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Write ``docs/sentences.md``, each sentence of an answer and who needs it: ``python -m tests.sentences``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from unittest.mock import patch
 

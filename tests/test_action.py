@@ -1,7 +1,5 @@
 """The GitHub Action: its script runs as on a runner, and its defaults parse as the command line does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

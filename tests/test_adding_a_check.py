@@ -1,7 +1,5 @@
 """checks/README.md, followed to the letter in a copy of this repository."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`inspect_model` says what it finds, refuses in a sentence, and leaves no trace."""
 
-from __future__ import annotations
-
 import dataclasses
 import traceback
 from collections.abc import Callable

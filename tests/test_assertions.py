@@ -1,7 +1,5 @@
 """A test that asserts nothing fails, wherever its assertions stand."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

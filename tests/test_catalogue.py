@@ -1,7 +1,5 @@
 """Every check of the catalogue, whoever wrote it: its page, its registration and its own two cases."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The cost model against arithmetic done by hand and rows measured on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

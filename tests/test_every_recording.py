@@ -1,7 +1,5 @@
 """Every recorded report keeps what its readers rely on, in whatever words it says it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

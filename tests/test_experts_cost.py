@@ -1,7 +1,5 @@
 """Times of routed experts: measured, published, and of models without a GPU."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from itertools import product
 

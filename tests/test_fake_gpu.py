@@ -1,8 +1,6 @@
 """What makes the product's numbers, on a GPU whose clock the test sets: no time is read before the GPU is
 done, none of settling steps counts, and a variant's time is its median."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

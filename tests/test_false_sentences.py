@@ -2,8 +2,6 @@
 
 ``S1`` and so on number the false claims that a rule of its own ended."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """Files that fp8doctor writes: whole or not at all, and never over what it reads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

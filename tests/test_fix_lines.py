@@ -1,7 +1,5 @@
 """Printed lines of fixes: Python runs as it stands, the rest is marked, and none contradicts another."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import importlib

@@ -1,7 +1,5 @@
 """The gate on saved reports: its exit codes, and in ``render/golden/gates.txt`` why each is missed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

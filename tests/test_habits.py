@@ -1,7 +1,5 @@
 """The command line's habits: help, examples, mistyped commands, several codes, completion."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

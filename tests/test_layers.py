@@ -1,7 +1,5 @@
 """`inspect_model(layers=N)`: the report is about a copy with so many blocks, and says so."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is caught and told in a sentence leaves its traceback to the logger ``fp8doctor``."""
 
-from __future__ import annotations
-
 import ast
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No harm, and fixes that do what they say: a short form of `research/reliability` and `research/fixes`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

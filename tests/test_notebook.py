@@ -1,7 +1,5 @@
 """Reports where they show themselves: in a notebook, at a prompt, while they are made."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import gzip

@@ -1,7 +1,5 @@
 """Measured numbers on checks' pages and in docs/BELIEFS.md are those of recordings, or somebody else's."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What users read: written in the style, true of the program, and its links, examples and tables whole."""
 
-from __future__ import annotations
-
 import ast
 import gzip
 import importlib.util

@@ -1,7 +1,5 @@
 """Fixes placed in scripts: what the changed script does, and which places are refused."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every patient: its disease is found, and nothing that it has not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The channel from a script: whatever the script does to it, or to its reader, the script goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

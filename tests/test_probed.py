@@ -1,7 +1,5 @@
 """The versions of messages and bugs are those that `research.versions.probed` found in the releases."""
 
-from __future__ import annotations
-
 from research.versions.probed import rows, table
 
 

@@ -1,7 +1,5 @@
 """Facts recorded on real GPUs replay to what their patients must and must not have."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

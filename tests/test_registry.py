@@ -1,7 +1,5 @@
 """The engine around the checks: registration, discovery, selection, what is missing, and crash isolation."""
 
-from __future__ import annotations
-
 import json
 import os
 from operator import attrgetter

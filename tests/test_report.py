@@ -1,7 +1,5 @@
 """The report: saved, replayed, refused when it cannot be read, and a gate before an expensive run."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Signals that arrive during a deferral reach their handlers, and the handlers are where they were."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from types import FrameType

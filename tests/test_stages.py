@@ -1,7 +1,5 @@
 """How far an examination is: stages, each told once, and a time that is of the budget or not told."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

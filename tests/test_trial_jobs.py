@@ -1,8 +1,6 @@
 """Jobs of ``research/benchmarks/jobs``: reports of disturbed machines, plans applied to them; they build
 small."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterator

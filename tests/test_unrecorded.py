@@ -1,8 +1,6 @@
 """Every fact is taken away once from recordings of real jobs: what then cannot be known is unknown, nothing
 crashes, and the report is still shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args

@@ -1,8 +1,6 @@
 """Untouched transformers models on the meta device: nothing is found on them, and what examine counts is what
 is there."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """No test waits for ever: a wait fails with a sentence, each for a process or a thread has a bound."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fp8doctor why``: a layer by its name, a part of it or a pattern, out of recorded reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

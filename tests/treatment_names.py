@@ -1,7 +1,5 @@
 """The names that checks give to treatments, read from their files."""
 
-from __future__ import annotations
-
 import ast
 import re
 from itertools import pairwise

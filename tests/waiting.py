@@ -1,7 +1,5 @@
 """Waiting for what another thread or process does, with a bound."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

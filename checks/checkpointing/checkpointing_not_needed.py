@@ -17,8 +17,6 @@ https://github.com/axolotl-ai-cloud/axolotl/issues/2926
 https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
-from __future__ import annotations
-
 import math
 
 from fp8doctor import kit

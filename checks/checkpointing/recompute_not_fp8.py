@@ -24,8 +24,6 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 https://github.com/NVIDIA/TransformerEngine/pull/3213
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 AROUND_THE_MODEL = "contextual_fp8_autocast"

@@ -13,8 +13,6 @@ compiled anything, only `fp8doctor run` sees, and TORCHDYNAMO_DISABLE=1 leaves n
 https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

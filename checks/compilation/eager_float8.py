@@ -23,8 +23,6 @@ https://github.com/pytorch/ao/issues/685
 https://github.com/pytorch/torchtitan/issues/778
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 EAGER_KERNELS = 83

@@ -17,8 +17,6 @@ branch that depends on data, so the trial also compares the regions per step wit
 https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
 """
 
-from __future__ import annotations
-
 from packaging.version import Version
 
 from fp8doctor import kit

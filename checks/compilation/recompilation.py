@@ -21,8 +21,6 @@ https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html
 https://github.com/huggingface/transformers/blob/main/src/transformers/cache_utils.py
 """
 
-from __future__ import annotations
-
 import re
 
 from fp8doctor import kit

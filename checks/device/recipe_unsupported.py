@@ -21,8 +21,6 @@ https://github.com/NVIDIA/TransformerEngine/issues/3062
 https://github.com/pytorch/pytorch/issues/130359
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 NVFP4_UNJUDGED = (11, 0)

@@ -24,8 +24,6 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 https://github.com/NVIDIA/TransformerEngine/issues/1188
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 FLAG = "enable_fsdp_float8_all_gather"

@@ -16,8 +16,6 @@ reduction. Ignore it if the slow rank must do this work. `fp8doctor run` compare
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 OF_ONE_HOST = 8  # ranks with fast links: HGX boards have eight GPUs

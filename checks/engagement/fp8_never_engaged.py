@@ -17,8 +17,6 @@ you keep the first and last layers in BF16 on purpose, or study the numerics of 
 https://github.com/NVIDIA/TransformerEngine/issues/1556
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 MISSING = 0.25

@@ -20,8 +20,6 @@ https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/ao.py
 https://github.com/huggingface/transformers/issues/42865
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fp8doctor import kit

@@ -17,8 +17,6 @@ https://github.com/NVIDIA/TransformerEngine/blob/02e278f/docs/envvars.rst
 https://github.com/pytorch/torchtitan/issues/1147
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

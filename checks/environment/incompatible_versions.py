@@ -18,8 +18,6 @@ https://github.com/huggingface/accelerate/pull/3677
 https://github.com/pytorch/ao/issues/2586
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 GRAVEST = ("error", "warning", "info")

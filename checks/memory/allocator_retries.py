@@ -16,8 +16,6 @@ https://github.com/facebookresearch/lingua/issues/56
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 FULL = 0.85

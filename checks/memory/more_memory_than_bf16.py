@@ -21,8 +21,6 @@ https://github.com/pytorch/ao/pull/936
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 MORE_PCT = 5.0

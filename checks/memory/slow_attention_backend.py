@@ -19,8 +19,6 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/modeling_utils.py
 """
 
-from __future__ import annotations
-
 import re
 
 from packaging.version import Version

@@ -20,8 +20,6 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_
 https://github.com/pytorch/pytorch/issues/150859
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 ROUND_AS_EAGER = kit.Treatment(

@@ -17,8 +17,6 @@ https://github.com/pytorch/pytorch/issues/132005
 https://arxiv.org/abs/2509.25149
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fp8doctor import kit

@@ -17,8 +17,6 @@ you convert everything to study numerics. A head as wide as a vocabulary can gai
 https://github.com/pytorch/torchtitan/issues/1207
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from fp8doctor import kit

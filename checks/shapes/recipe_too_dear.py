@@ -24,8 +24,6 @@ https://github.com/pytorch/pytorch/issues/149990
 https://github.com/triton-lang/triton/issues/11320
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 

@@ -18,8 +18,6 @@ https://github.com/pytorch/ao/issues/572
 https://github.com/axolotl-ai-cloud/axolotl/issues/3969
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 

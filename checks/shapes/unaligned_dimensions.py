@@ -21,8 +21,6 @@ https://github.com/pytorch/ao/issues/571
 https://github.com/NVIDIA/TransformerEngine/issues/1422
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 WORTH_PCT = 5.0

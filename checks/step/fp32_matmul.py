@@ -16,8 +16,6 @@ under autocast, and on an fp16 base, where GradScaler needs them. Up to 10% of t
 https://huggingface.co/docs/peft/en/package_reference/peft_model
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 LARGE, LARGE_SHARE = 2**27, 0.05  # parameters of fp32 adapters whose memory matters: 1 GiB, a choice

@@ -20,8 +20,6 @@ https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 https://github.com/NVIDIA/TransformerEngine/issues/445
 """
 
-from __future__ import annotations
-
 from packaging.version import Version
 
 from fp8doctor import kit

@@ -16,8 +16,6 @@ tokens and many parameters.
 https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 SHARE_PCT = 5.0

@@ -19,8 +19,6 @@ https://github.com/NVIDIA-NeMo/Automodel/issues/2282
 https://github.com/NVIDIA/Megatron-LM/issues/629
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 

@@ -1,8 +1,6 @@
 """What a forward keeps for the backward, by the Linears of a job: each keeps its output, and its input once
 for all that share it. tests/analysis/test_memory.py and tests/planning/test_peaks.py have the error."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple

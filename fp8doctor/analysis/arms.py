@@ -1,7 +1,5 @@
 """The variants of a trial: their names, who is compared with whom, and what a change saves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fp8doctor.analysis.own_step import compiles_any, own_words

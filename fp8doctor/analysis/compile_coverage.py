@@ -1,7 +1,5 @@
 """Modules that torch.compile must cover for fast FP8, and lines that cover them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fp8doctor.analysis.conversion import names_in_python

@@ -1,7 +1,5 @@
 """Lines that convert a model to FP8, and name the layers that they leave out."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -7,8 +7,6 @@ modules, cuts and micro-batches included. A checkpoint that stops recomputing ea
 region. Frozen layers of torchao that are not compiled run up to one more each, for a gradient that is unused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

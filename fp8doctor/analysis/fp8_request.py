@@ -1,7 +1,5 @@
 """Requests for FP8 by environment, launcher, Accelerate, Trainer or code, and lines that ask Accelerate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from fp8doctor.facts import Accelerate, Facts, TrainerArguments, Unrecorded, recorded

@@ -1,7 +1,5 @@
 """FP8 copies of weights, and Transformer Engine's weights in FP8 alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from fp8doctor.cost.matmul_counts import gemms

@@ -3,8 +3,6 @@
 Experts are left out, because their rows change from step to step. A trial times the step without the
 layers that lose."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 import msgspec

@@ -1,7 +1,5 @@
 """Layers and modules: their names in a script, their use of FP8, and their share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Sequence
 from keyword import iskeyword

@@ -1,7 +1,5 @@
 """What a step holds in memory, measured or estimated, and whether it fits the GPU."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping

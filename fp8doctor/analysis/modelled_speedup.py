@@ -1,7 +1,5 @@
 """Speedup that the cost model expects of a step that was not timed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

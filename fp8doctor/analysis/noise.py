@@ -1,7 +1,5 @@
 """How sure the times of a trial are: a speedup with its interval, and what disturbed the timing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

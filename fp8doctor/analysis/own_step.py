@@ -1,7 +1,5 @@
 """What was seen of the job's own step: whether it ran, in FP8, and with finite numbers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from fp8doctor.analysis.layers import stores_fp8

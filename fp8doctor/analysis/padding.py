@@ -1,7 +1,5 @@
 """Sides and rows that matmul kernels cannot take: which may be padded, and the lines that pad them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

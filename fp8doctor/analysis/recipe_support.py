@@ -1,7 +1,5 @@
 """Recipes that GPU, CUDA and the installed versions support."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 

@@ -1,7 +1,5 @@
 """Explain the difference of two step times by its parts, in ms that add up to it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from statistics import median

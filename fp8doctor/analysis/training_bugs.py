@@ -1,7 +1,5 @@
 """Releases that do not work with FP8: the table ``training_bugs.toml`` and its conditions."""
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

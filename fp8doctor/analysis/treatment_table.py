@@ -2,8 +2,6 @@
 
 Only a user can carry out a treatment without a record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from msgspec import Struct

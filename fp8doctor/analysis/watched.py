@@ -1,7 +1,5 @@
 """The steps of a watched script: what they wait for, how ranks differ, and how a trial's copy compares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The answer of a report: what comes before speed, the steps compared, causes, fixes, and what is open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Why FP8 is slower: the fault, a wait that FP8 does not shorten, then what the plan fixes or undoes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """The commands that examine a job again or time it, and what only they can answer."""
 
-from __future__ import annotations
-
 import shlex
 
 from fp8doctor.analysis.arms import lacked_time

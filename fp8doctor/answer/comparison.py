@@ -3,8 +3,6 @@
 Behind this file nobody asks where a time comes from, except to print its basis.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

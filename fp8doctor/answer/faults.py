@@ -1,7 +1,5 @@
 """What comes before speed: a job that stops, raises, does not learn, does not fit, or does not run in FP8."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Each fix of the plan and each other finding, once: what it saves, what ends it, and its lines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal

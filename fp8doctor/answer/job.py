@@ -1,7 +1,5 @@
 """The job in words: GPU, versions, model, what decides about FP8, and synthetic parts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The Linears of a model as rows, those that differ in nothing but their numbers together; and one alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches

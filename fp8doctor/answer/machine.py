@@ -1,7 +1,5 @@
 """The machine: whether it can train in FP8, a line for each thing that decides, versions for support."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

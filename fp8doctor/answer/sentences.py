@@ -3,8 +3,6 @@
 `TEMPLATES` is a closed set; ``docs/sentences.md`` counts who needs each. Add one only if three recordings do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Literal

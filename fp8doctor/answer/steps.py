@@ -1,7 +1,5 @@
 """The timed steps: a row for each variant and each process, their parts, and how they were timed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from textwrap import shorten

@@ -1,7 +1,5 @@
 """The verdict as a record of the JSON; a broken job takes precedence over its speed."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fp8doctor.facts import Facts, recorded

@@ -1,7 +1,5 @@
 """A command line as words: find the target, and write the command again."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 

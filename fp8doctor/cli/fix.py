@@ -1,7 +1,5 @@
 """The command ``fix``: the plan of a report as a patch of a training script."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Commands that show what was saved: a report, or a page of another kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

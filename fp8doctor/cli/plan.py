@@ -1,7 +1,5 @@
 """The command ``plan``: what FP8 would give, before there is a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

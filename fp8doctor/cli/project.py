@@ -1,7 +1,5 @@
 """Read default options from ``[tool.fp8doctor]`` in pyproject.toml, unless it is another user's."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The command ``run``: a training script, watched, and its report."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

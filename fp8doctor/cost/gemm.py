@@ -2,8 +2,6 @@
 
 `research/benchmarks/calibrate_cost.py` derives the constants again, `cost_model.py` has their error."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple

@@ -2,8 +2,6 @@
 
 Casts take the bytes that they move at the bandwidth of a copy, or their launches if those are few."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

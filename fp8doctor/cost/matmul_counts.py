@@ -1,7 +1,5 @@
 """Counts of one step: rows and matmuls, and the work that checkpointing repeats."""
 
-from __future__ import annotations
-
 from math import ceil
 
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded

@@ -1,7 +1,5 @@
 """From facts to the document: checks, prescription and verdict. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

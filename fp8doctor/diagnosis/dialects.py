@@ -1,7 +1,5 @@
 """Fixes in the words of the framework that trains, from ``dialects.toml``."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

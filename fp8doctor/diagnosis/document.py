@@ -1,7 +1,5 @@
 """The report as one record: facts, findings, verdict and plan, saved as JSON."""
 
-from __future__ import annotations
-
 import zlib
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Engagement of FP8: converted layers, and obstacles to running in FP8."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from fp8doctor import registry

@@ -1,7 +1,5 @@
 """The estimate of a job, as far as its findings let the cost model speak of it: as it is, and with a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from fp8doctor import registry

@@ -2,8 +2,6 @@
 
 It leads to the simplest of the fastest timed variants. Untimed, the fixes stay unless FP8 surely loses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Savings that the trial measured: of a change alone, and of each fix on the way to the plan's end."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """What a trace of a user's profiler says: whether FP8 ran, why the GPU waits, and what to look at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Treatments as lines that a user would write: what the trial proposes by itself, and some of checks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace

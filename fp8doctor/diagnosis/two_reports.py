@@ -1,7 +1,5 @@
 """Two saved reports compared: both steps, their ratio, its parts, and what differs between the jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

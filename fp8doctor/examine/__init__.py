@@ -1,7 +1,5 @@
 """Examine the live world once, into facts. Nothing here imports torch at the top."""
 
-from __future__ import annotations
-
 import msgspec
 
 from fp8doctor.facts import Facts, Target

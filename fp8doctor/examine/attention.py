@@ -3,8 +3,6 @@
 Names of transformers 4.53 to 5.23.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Find activation checkpointing: wrappers, flags, calls."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Read the marks that torch.compile leaves on a module (torch 2.6 to 2.15)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Describe torch.distributed and FSDP2's shards; starts and sends nothing."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from typing import Literal

@@ -5,8 +5,6 @@ is kept. Packages are looked up by metadata, because importing Unsloth or Transf
 (see `fp8doctor.examine.fp8_support`).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

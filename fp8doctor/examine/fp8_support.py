@@ -3,8 +3,6 @@
 Importing Transformer Engine or torchao changes a process. A loaded module counts as tried.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Describe linear layers as facts: role, adapter, cover, parameters, FLOPs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from itertools import islice

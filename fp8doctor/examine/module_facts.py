@@ -1,7 +1,5 @@
 """Describe the module tree as facts; works on the meta device."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence

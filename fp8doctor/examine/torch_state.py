@@ -3,8 +3,6 @@
 Reads only what is loaded, and creates no CUDA context.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

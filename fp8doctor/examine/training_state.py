@@ -1,7 +1,5 @@
 """Read the training state: autocast, Accelerate and its config file, Trainer, optimizer."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Names of variants, and the reasons why a variant or trial has no number."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

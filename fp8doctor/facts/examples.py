@@ -1,7 +1,5 @@
 """Facts for the two cases at the end of a check, in a line or two."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

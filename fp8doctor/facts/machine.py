@@ -1,7 +1,5 @@
 """The machine of the job: software, environment variables, GPUs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

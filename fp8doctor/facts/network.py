@@ -1,7 +1,5 @@
 """The module tree: linear-like layers, blocks, how FP8 layers scale."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fp8doctor.facts.record import Prose, Record

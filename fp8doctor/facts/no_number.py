@@ -1,7 +1,5 @@
 """Why a variant or a trial has no number, and a trial that lost a part."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The script's own training steps that ``fp8doctor run`` watched, on each rank."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

@@ -4,8 +4,6 @@ When a record is made, prose loses its secrets, a non-finite number becomes ``No
 ``int`` in a float field a float, and a lone surrogate U+FFFD. Keys that this version does not know are kept.
 """
 
-from __future__ import annotations
-
 import codecs
 import functools
 import math

@@ -1,7 +1,5 @@
 """Removal of home folders, hosts, users and secrets from text before it is a fact."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

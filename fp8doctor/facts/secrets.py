@@ -3,8 +3,6 @@
 What only the machine itself knows, such as its name, is `fp8doctor.facts.scrub`'s concern.
 """
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """A step in a trace of the user's own profiler."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fp8doctor.facts.record import Record

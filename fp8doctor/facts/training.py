@@ -1,7 +1,5 @@
 """The state of training around the module tree, and what one step is made of."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

@@ -1,7 +1,5 @@
 """The timed probe: variants of the step, their times and their proofs."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fp8doctor.facts.arm_names import Reason

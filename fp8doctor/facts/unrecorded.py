@@ -1,7 +1,5 @@
 """Reading a fact that was not recorded raises `Unrecorded`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar

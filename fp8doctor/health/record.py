@@ -4,8 +4,6 @@ A header is written when the job starts and after each restart, then a line per 
 write to a file opened for appending: a killed process leaves whole lines and at most one torn one.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ Pure functions of `Health`. A fault counts if `LASTING` samples of a layer's ten
 keep a distance to healthy runs of small GPTs on an H100, recorded in ``tests/health/recorded``.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise

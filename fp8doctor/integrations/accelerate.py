@@ -1,7 +1,5 @@
 """Check a model before the expensive run, for training loops on Accelerate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fp8doctor.api import inspect_model

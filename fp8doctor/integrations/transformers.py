@@ -1,7 +1,5 @@
 """A callback for transformers' Trainer and its subclasses, such as TRL's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import TrainerCallback

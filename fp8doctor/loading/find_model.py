@@ -1,7 +1,5 @@
 """Find or build the model among the names of a user's file."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import traceback

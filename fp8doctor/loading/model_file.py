@@ -3,8 +3,6 @@
 Importing this module imports no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

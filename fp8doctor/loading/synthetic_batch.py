@@ -3,8 +3,6 @@
 A random batch is on the model's device (also meta) and leaves global random states alone.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

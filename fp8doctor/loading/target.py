@@ -1,7 +1,5 @@
 """Resolve a command line's target by name and text, without running it."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

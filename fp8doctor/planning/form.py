@@ -4,8 +4,6 @@ Ranks of tensor parallelism are next to each other on a host, then those of expe
 peak is at the start of the backward, or in the optimizer's step if gradients are larger than activations.
 tests/planning/test_peaks.py has its error."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 from msgspec import Struct

@@ -1,8 +1,6 @@
 """How to turn a recipe on in each framework: torchao 0.18, accelerate 1.15, transformers 5.24, torchtitan
 b5bcd76 and v0.2.2, axolotl 067b021, TRL 1.16, Transformer Engine d0067d0 (2.20), Megatron-LM d98e8a6."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fp8doctor.analysis.compile_coverage import compile_treatment

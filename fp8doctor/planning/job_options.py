@@ -1,7 +1,5 @@
 """How the job is to be trained: batch, parallelism, optimizer, LoRA."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

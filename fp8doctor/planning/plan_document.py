@@ -1,7 +1,5 @@
 """The plan as one record: rows, the answer in a line, and how to set it up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """One GPU's share of a job: its layers with their local shapes, and its parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ sources, and symbols of Transformer Engine's library (see the tests). FP8 casts 
 ordinary kernels: they are told by an FP8 operator or autograd function around them, or by an FP8 tensor.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

@@ -4,8 +4,6 @@ Its work is kernels, or a CPU's operators. Each is linked to the operator that l
 backward to its operator in the forward.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 ``External id`` of the innermost open operator, if any.
 """
 
-from __future__ import annotations
-
 import gc
 import gzip
 import stat

@@ -1,7 +1,5 @@
 """The report for build servers: GitHub annotations and JUnit XML."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec import Struct

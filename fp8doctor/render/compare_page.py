@@ -1,7 +1,5 @@
 """Two saved reports as a page: the table that people make by hand."""
 
-from __future__ import annotations
-
 from fp8doctor.analysis.step_difference import signed
 from fp8doctor.answer.job import job_facts, model
 from fp8doctor.diagnosis.document import Document

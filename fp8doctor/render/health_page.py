@@ -1,7 +1,5 @@
 """FP8's health over a run as a page."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

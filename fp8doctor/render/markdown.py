@@ -1,7 +1,5 @@
 """A page as Markdown, for issues, pull requests and notebooks."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

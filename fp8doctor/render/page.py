@@ -1,7 +1,5 @@
 """A page: the parts that text, Markdown and HTML lay out, each in its way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A plan as a page: the answer, a table for each GPU, and the set-up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.answer.job import quantity

@@ -1,7 +1,5 @@
 """A report as a page: the first screen, and the details that ``-v``, Markdown and HTML add to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from fp8doctor.answer.commands import more_time

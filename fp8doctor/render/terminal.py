@@ -1,7 +1,5 @@
 """Text as a terminal shows it: printable, wrapped, and in ASCII if needed."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 import unicodedata

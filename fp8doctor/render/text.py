@@ -1,7 +1,5 @@
 """A page as text: in the terminal's width, in colors or without, in ASCII if need be."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

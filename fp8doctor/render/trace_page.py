@@ -1,7 +1,5 @@
 """A trace of a user's profiler as a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from fp8doctor.diagnosis.traces import IDLE, Traces, shown

@@ -1,7 +1,5 @@
 """``why``: all that a report knows of one layer, or a row for each kind of several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, layer_rows, layer_shape, runs_in

@@ -3,8 +3,6 @@
 Runs before torch is imported.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import select

@@ -5,8 +5,6 @@ answers that read with our call, and every other read with the original value; t
 Dynamo reads classes too, so the class is restored while Dynamo traces.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable, Iterable

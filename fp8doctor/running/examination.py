@@ -1,7 +1,5 @@
 """Examine a script's live job, and time copies of it if asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

@@ -6,8 +6,6 @@ script has ended. Only if a gate decides the exit code does fp8doctor stay the p
 signals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -11,8 +11,6 @@ sample comes when the last one's cost is at most `SHARE` of the time between the
 is left on the script's modules.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

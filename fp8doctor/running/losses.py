@@ -4,8 +4,6 @@ Nothing waits for the GPU until someone asks: numbers are copied to pinned memor
 they are there.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import weakref

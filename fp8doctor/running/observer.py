@@ -4,8 +4,6 @@ Two hooks stay to the end, on torch's optimizers and on the registration of modu
 and would recompile.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Replace functions of libraries for a while, and keep our failures and frames out of the script."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

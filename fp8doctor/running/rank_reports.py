@@ -5,8 +5,6 @@ crash, and would interleave with the script's. Each rank's listener keeps a file
 after the launcher's variables, which rank 0 makes, reads and removes. It reaches one host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Profile one of the script's own steps: its kernels and its time breakdown."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import nullcontext

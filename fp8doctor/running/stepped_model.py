@@ -4,8 +4,6 @@ Objects hidden by ``gc.freeze()`` count: long trainings freeze before they fork 
 step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import sys

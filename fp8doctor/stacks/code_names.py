@@ -1,7 +1,5 @@
 """Names that the user's code uses, read without running it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType

@@ -5,8 +5,6 @@ none. bitsandbytes never runs in FP8, and its packed weight has no shape. nanoch
 February 2026) scales tensorwise, casts each operand once, and saves the FP8 tensors for the backward.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Notice what a user's classes call FP8: whether it runs, only a step shows."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

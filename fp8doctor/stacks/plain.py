@@ -1,7 +1,5 @@
 """Ordinary layers: nn.Linear, Conv1D (transposed), attention projections, routers and 3-D experts."""
 
-from __future__ import annotations
-
 import re
 from types import FunctionType
 from typing import Any

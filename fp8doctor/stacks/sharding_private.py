@@ -1,7 +1,5 @@
 """Private names of FSDP and DTensor, one small function for each; as in `fp8doctor.stacks.torch_private`."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any

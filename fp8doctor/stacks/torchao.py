@@ -4,8 +4,6 @@ A Float8Linear's weight stays an ordinary parameter, so its class and configurat
 subclasses are found by their ancestors. Since 0.17 MX wraps the weight of an nn.Linear.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from enum import Enum

@@ -4,8 +4,6 @@ te.Linear is no nn.Linear. The autocast around a forward decides if it runs in F
 run can tell.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Conduct a trial: watch a forward, build the variants by importance, time and prove them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

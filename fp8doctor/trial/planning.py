@@ -3,8 +3,6 @@
 Proposals change ``as_is``; an exploration, which no finding asked for, changes ``prescribed`` if it is there.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Describe a variant of the training step, and the plan that makes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

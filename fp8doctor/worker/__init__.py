@@ -3,8 +3,6 @@
 Here are their messages: the request for a trial, and the child's answers as lines of JSON.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

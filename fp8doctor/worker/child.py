@@ -3,8 +3,6 @@
 It is the only process that runs user code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,8 +1,6 @@
 """The lines that compile the blocks of a transformers model switch off the KV cache that it builds, wherever
 it is configured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,8 +1,6 @@
 """What is concluded from the rows that each layer was seen to multiply: a diffusion transformer whose
 conditioning sees one row a sample, and stays in BF16 on purpose."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Expected FP8 GEMMs per step, and layers that Transformer Engine keeps in BF16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

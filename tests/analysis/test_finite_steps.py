@@ -1,7 +1,5 @@
 """Which of the job's own step and BF16 is finite: nobody's NaN is put on FP8 that BF16 gives too."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Who asked for FP8, by the variables of real launchers."""
 
-from __future__ import annotations
-
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from tests.checks.environment.test_fp8_request_overridden import IDLE, job
 from tests.checks.rules import finding_of

@@ -1,7 +1,5 @@
 """Which layers a converter takes, held to what torchao does to the same model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

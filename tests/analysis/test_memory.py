@@ -1,7 +1,5 @@
 """What a step holds in memory, in words, and the batch that fits for sure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from statistics import median
 

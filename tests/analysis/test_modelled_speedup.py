@@ -1,7 +1,5 @@
 """What is expected of a step that nobody timed, held to trials of the same jobs on an H200."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The median's interval, and a disturbed host that made the compared steps noisy or turned them."""
 
-from __future__ import annotations
-
 import random
 from statistics import median
 

@@ -1,7 +1,5 @@
 """The steps of recorded ranks: each computes and communicates within its own, and BF16 waits as FP8 does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import median
 

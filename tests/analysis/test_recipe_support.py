@@ -1,7 +1,5 @@
 """What recipes and libraries need: multiples of the sides, and the cuDNN of Transformer Engine."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

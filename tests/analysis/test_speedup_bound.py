@@ -1,7 +1,5 @@
 """The most that FP8 can give, from breakdowns composed in the proportions of measured ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from fp8doctor.analysis.trial_view import TrialView

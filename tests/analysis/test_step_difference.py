@@ -1,8 +1,6 @@
 """Why a step takes longer: parts that add up, from breakdowns composed in the proportions of measured
 ones."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """LoRA over a base stored in FP8: its memory is that of what runs, wherever the adapters are held."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

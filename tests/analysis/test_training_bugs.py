@@ -1,7 +1,5 @@
 """The table of releases that do not work, and the conditions of its rows."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

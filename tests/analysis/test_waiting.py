@@ -1,7 +1,5 @@
 """The script's own step beside a copy of it that a trial timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

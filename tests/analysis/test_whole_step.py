@@ -1,7 +1,5 @@
 """The whole step of a recorded job of two H200s, whose compute a trial would have timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import median
 

@@ -1,7 +1,5 @@
 """The steps that an answer compares, and what they cost to compute."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from typing import Any

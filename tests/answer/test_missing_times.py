@@ -1,7 +1,5 @@
 """What may be said where times are missing or noisy: properties of every recording."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

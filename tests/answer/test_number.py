@@ -1,7 +1,5 @@
 """The side of a speedup, at its boundaries."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

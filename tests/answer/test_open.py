@@ -1,7 +1,5 @@
 """What could change an answer is open, and one command on the screen answers the gravest of it."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """A plan ends in the variant with the fewest changes of those that are as fast as the fastest."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

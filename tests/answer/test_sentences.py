@@ -1,7 +1,5 @@
 """The sentences of all recordings: few templates, each in use, and few words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arms for the facts of a real object: times and peaks that a trial on a GPU would have measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

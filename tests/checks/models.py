@@ -1,7 +1,5 @@
 """Small models that the tests of the checks convert and compile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One rule by its name, as the registry runs it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import takewhile

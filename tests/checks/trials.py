@@ -1,7 +1,5 @@
 """Facts of a real job with a real trial on the CPU, of a few of its arms only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """A stand-in for the worker, an environment without settings, a saved report, and a folder of checks."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command that looks at the job again is the one that the user typed, and no file holds its arguments."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Model files that cannot be used are in ``tests/bad_input/``, arguments of Python in ``tests/test_api.py``.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The exit code that a report, a failure and Ctrl-C lead to, and the sentences beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``fp8doctor fix``: what it shows, when it writes, and when it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Settings that belong to another user, or that every user may write to, are not taken."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks are listed, and a code or an error is explained."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

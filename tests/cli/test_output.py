@@ -1,7 +1,5 @@
 """What goes to stdout, what to stderr, and what into which file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``fp8doctor plan``: what it asks of a worker, and what it prints and writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line in a process of its own: signals, pipes, a terminal, what it imports, and a model file."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What the words and options of a command line ask for, and which of them are mistakes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How to convert a model without FP8, in the lines that make what was timed fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixes in the words of axolotl, Unsloth and torchtitan."""
 
-from __future__ import annotations
-
 import ast
 from fnmatch import filter as matching
 

@@ -1,7 +1,5 @@
 """A printed filter leaves the same layers out whether the conversion comes before wrapping or after it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A job that does not fit gets what makes it fit first, and the lines do what they say."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

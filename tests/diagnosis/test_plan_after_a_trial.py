@@ -1,7 +1,5 @@
 """What is left of a plan once it was timed, what each fix saves, and when it ends with leaving FP8 off."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

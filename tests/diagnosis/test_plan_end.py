@@ -1,7 +1,5 @@
 """Where a plan ends: in BF16 if FP8 cannot win, timed or estimated, and in no step that is not finite."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

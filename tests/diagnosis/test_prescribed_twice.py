@@ -1,7 +1,5 @@
 """After a prescription none is left: what one check leaves out of the conversion no other asks for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Causes before symptoms, what blocks FP8 before what slows it, then milliseconds."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

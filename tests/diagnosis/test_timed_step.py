@@ -1,7 +1,5 @@
 """The steps of two reports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a trace says of FP8 and of a GPU that waits."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

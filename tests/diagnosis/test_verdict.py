@@ -1,7 +1,5 @@
 """The verdict that a trial allows, from arms written down by hand, and what goes before speed."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """What a job without FP8 is told before anything was timed: in fp32, and without a layer that FP8 takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Trials written down by hand, for what is told of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Small real models for the tests of examine, and how their facts are taken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

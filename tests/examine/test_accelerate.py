@@ -1,7 +1,5 @@
 """What Accelerate and a Trainer were told, as facts."""
 
-from __future__ import annotations
-
 from types import MethodType
 from typing import Any
 

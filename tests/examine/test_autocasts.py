@@ -1,7 +1,5 @@
 """Autocasts that the user's code opens, torch's and Transformer Engine's: seen in a forward, or unknown."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

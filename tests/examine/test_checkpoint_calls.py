@@ -1,8 +1,6 @@
 """Checkpointing that a forward calls, in the forms in which libraries and users write it, against what a
 backward recomputes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Forms of activation checkpointing, found on real objects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

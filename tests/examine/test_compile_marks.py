@@ -1,7 +1,5 @@
 """Which marks compile something, held to the frames that this torch's Dynamo compiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

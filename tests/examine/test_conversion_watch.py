@@ -1,7 +1,5 @@
 """Watching a conversion changes nothing of the script that converts."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Layers under LoRA, and those that a converter changed, as facts."""
 
-from __future__ import annotations
-
 import pytest
 from peft import IA3Config, LoraConfig, OFTConfig, PeftConfig, VeraConfig, get_peft_model
 from torch import nn

@@ -1,7 +1,5 @@
 """torch.distributed and FSDP2 as facts, on torch's own fake process group."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any

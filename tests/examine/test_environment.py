@@ -1,7 +1,5 @@
 """The real environment and the really installed packages, through the real `examine_environment`."""
 
-from __future__ import annotations
-
 import platform
 from importlib import metadata
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Try FP8 backends, broken packages in a real process."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heads, routers and experts; and blocks of several classes that take turns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

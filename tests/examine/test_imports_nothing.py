@@ -1,7 +1,5 @@
 """Looking imports nothing. That it changes nothing is for tests/test_api.py and tests/test_no_harm.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 """Looking at a model runs nothing of the user's: no parametrization, property, ``__getattr__`` or hook.
 Random trees of modules are for research/reliability."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The module tree as facts, on real models. Every fact is held to a value that nothing but reading it could
 give."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

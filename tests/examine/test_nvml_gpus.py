@@ -1,7 +1,5 @@
 """GPUs that this machine does not have, told by a stand-in NVML to the real `examine_gpus`."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

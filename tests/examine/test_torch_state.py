@@ -1,7 +1,5 @@
 """The state of Dynamo as facts."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

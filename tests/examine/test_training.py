@@ -1,7 +1,5 @@
 """The state of training as facts, on real objects."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

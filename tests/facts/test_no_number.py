@@ -1,7 +1,5 @@
 """Why there is no number is asked of its kind, not of a sentence; a trial that lost a part keeps the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from fp8doctor.facts import Arm, Trial

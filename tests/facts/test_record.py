@@ -1,7 +1,5 @@
 """What is saved comes back unchanged, whatever it holds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

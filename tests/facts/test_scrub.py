@@ -1,7 +1,5 @@
 """What is scrubbed never reads as a secret, a home folder or a host again, and ordinary words stay."""
 
-from __future__ import annotations
-
 import getpass
 import socket
 from collections.abc import Iterator

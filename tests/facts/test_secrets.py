@@ -3,8 +3,6 @@
 The values are made up, and put together here, so that no scanner of this repository takes them for real ones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

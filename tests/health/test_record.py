@@ -1,7 +1,5 @@
 """The file of FP8's health: appended, torn at any byte, continued after a restart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ A GPT of 44 million parameters on the source of Python's library (torch 2.11, to
 2.20), sampled every 10 or 15 steps. Faults were planted at step 150.
 """
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The check before an expensive run, on what a real Accelerator prepared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

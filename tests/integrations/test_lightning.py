@@ -1,7 +1,5 @@
 """The callback in real Lightning Trainers."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The fixture for users' tests. That pytest finds it by itself is held by tests/packaging."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

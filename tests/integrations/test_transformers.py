@@ -1,7 +1,5 @@
 """The callback in real Trainers: the steps watched, one report, and a training that goes on as without it."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

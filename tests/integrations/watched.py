@@ -1,7 +1,5 @@
 """How the tests of callbacks watch a training, and what of ours could be left in it."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

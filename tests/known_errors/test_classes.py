@@ -1,7 +1,5 @@
 """Kinds of messages: a sentence that many libraries use, answered with the names that the log gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

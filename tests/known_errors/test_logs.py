@@ -1,7 +1,5 @@
 """Whole logs: the message that stopped the job comes first, however a launcher prints it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]

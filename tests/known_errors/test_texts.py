@@ -1,7 +1,5 @@
 """Each known message as its source writes it, and texts that only look like one."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

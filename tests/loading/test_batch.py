@@ -1,8 +1,6 @@
 """A made-up batch runs on real models, is as long as it is said to be, and is described like one that was
 given."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

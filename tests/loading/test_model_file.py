@@ -1,7 +1,5 @@
 """The model-file contract, and a sentence for everything that is not in it."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """A training script named as a model file is recognized by its text; a model file never is taken for one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

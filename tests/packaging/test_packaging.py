@@ -1,7 +1,5 @@
 """What the wheel, the sdist and a bare checkout hold; ``research/test_packaging.py`` installs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ No network: the venv gets links to the running interpreter's packages that setup
 that they require.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The printed set-ups: Python runs on a real model, the rest is whole."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

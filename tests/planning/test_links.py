@@ -1,7 +1,5 @@
 """What parallelism adds to a step, and what it saves."""
 
-from __future__ import annotations
-
 import pytest
 
 from fp8doctor.cost.step_cost import in_bf16

@@ -1,7 +1,5 @@
 """The estimated peak beside peaks that trials measured on an H200."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans of public architectures, built on the meta device."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

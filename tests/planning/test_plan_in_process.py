@@ -1,7 +1,5 @@
 """`fp8doctor.plan` in the user's process, and the JSON that it gives."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Plans from the times of a saved report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

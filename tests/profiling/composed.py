@@ -1,7 +1,5 @@
 """Traces composed event by event, as kineto writes them of a GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

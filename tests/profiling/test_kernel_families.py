@@ -3,8 +3,6 @@
 Arguments of templates and tiles that the source does not give are cut (``...``) or filled in.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import get_args

@@ -1,8 +1,6 @@
 """Splitting a profiled step: real traces of torch.profiler on the CPU, and composed ones for what only a GPU
 does."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Traces that a user's own profiler wrote: steps, idle time and its cause, what is left out."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import pairwise

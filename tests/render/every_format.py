@@ -1,7 +1,5 @@
 """A report in every format that `-o` can write, each of which has to be sound."""
 
-from __future__ import annotations
-
 import re
 
 from fp8doctor.cli.delivery import Output, Wanted, writer

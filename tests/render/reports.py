@@ -1,7 +1,5 @@
 """Reports whose screens must keep their shape, one of each kind."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from fp8doctor.diagnosis.diagnose import diagnose

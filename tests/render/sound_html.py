@@ -1,7 +1,5 @@
 """What holds of every page and fragment, whatever it shows."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Whatever a model calls its layers: no renderer fails, obeys it, or lets it out of its place."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

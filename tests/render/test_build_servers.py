@@ -1,7 +1,5 @@
 """Annotations and test cases: golden files, and whatever a model is called they stay what they are."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The machine without a model: one line says whether it can train in FP8, a line each what is there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

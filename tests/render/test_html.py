@@ -1,7 +1,5 @@
 """The page and the fragment: well formed, closed to what a model calls its layers, readable by everybody."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

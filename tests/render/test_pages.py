@@ -1,7 +1,5 @@
 """The pages of ``trace`` and ``compare``, as files in ``golden/``; UPDATE_GOLDEN=1 writes them again."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

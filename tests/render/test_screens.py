@@ -3,8 +3,6 @@
 ``python -m tests.refresh screens`` writes the files again. Read the diff.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

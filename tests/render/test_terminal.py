@@ -1,7 +1,5 @@
 """Text on a terminal: where it breaks, and how numbers are written."""
 
-from __future__ import annotations
-
 import pytest
 
 from fp8doctor.answer.job import quantity, short_version

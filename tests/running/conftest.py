@@ -1,7 +1,5 @@
 """An observer of steps in this process, and what it tells."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """Jobs under ``fp8doctor run`` in forks of a process with their imports done, which take a new process six
 seconds. All is fp8doctor's own but one thing: the process becomes the script without `os.execve`."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small models, their data, and a loop that trains them in this process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Jobs that are misconfigured the way people do it, diagnosed from their own steps, without a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

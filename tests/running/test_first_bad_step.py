@@ -1,7 +1,5 @@
 """The first loss or gradient that is not finite: the layer where it started, and the report that it leads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The sampler on real layers: its numbers, compiled code, nothing left behind, and what is concluded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the observer tells of a loop's steps: calls, micro-batches, losses, waits, times, and what ran."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from typing import Any

@@ -1,8 +1,6 @@
 """The observer on real training loops in this process: the model found among several, its optimizer, its
 window, and the stop."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

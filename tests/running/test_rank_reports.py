@@ -1,7 +1,5 @@
 """Several processes of one job: what their listeners tell each other, and what is said of them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """``run`` reports as soon as the steps are watched and completes the report at the script's end; with
 ``--health`` its file survives the script's death."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

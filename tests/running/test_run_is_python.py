@@ -1,8 +1,6 @@
 """A script under ``fp8doctor run`` does to the world what it does under Python: fp8doctor copies none of its
 objects, runs none of its code again and keeps no batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 None of these scripts imports torch, so that a pair of runs takes a second.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

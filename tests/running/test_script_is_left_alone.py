@@ -1,7 +1,5 @@
 """A script under the observer trains, compiles, profiles, fails and ends as without it."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

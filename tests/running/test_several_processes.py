@@ -1,7 +1,5 @@
 """Jobs of several processes under ``fp8doctor run``: each rank is as without it, and rank 0 tells of all."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A watched step shows what the worker's forward on fake tensors shows, and the autocasts of the script."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

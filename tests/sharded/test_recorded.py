@@ -1,7 +1,5 @@
 """Trials of sharded jobs beside plain scripts of the same jobs (research/benchmarks/sharded.py)."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """nanochat's own Float8Linear: recognized, counted, costed, and left in BF16 by its own converter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

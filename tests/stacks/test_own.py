@@ -1,7 +1,5 @@
 """Layers that users named after FP8, and one that only could be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

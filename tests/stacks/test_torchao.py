@@ -1,8 +1,6 @@
 """What is read from torchao's modules and tensors, on the real library; older releases by their class
 names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

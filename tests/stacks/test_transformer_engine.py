@@ -1,7 +1,5 @@
 """What is read from Transformer Engine modules. On a stand-in: the library cannot be built without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

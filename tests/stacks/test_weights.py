@@ -1,8 +1,6 @@
 """Stacks whose weights are stored in low precision and multiplied in 16 bits: transformers' FP8 and
 bitsandbytes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

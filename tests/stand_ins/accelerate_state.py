@@ -3,8 +3,6 @@
 Accelerate asks nvidia-smi too, for a field that no driver has: it is missing here, or refuses as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,8 +1,6 @@
 """A stand-in for CUDA's caching allocator on a machine without a GPU: how many devices there are and what
 each counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

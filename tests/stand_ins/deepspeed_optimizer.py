@@ -3,8 +3,6 @@
 As `DeepSpeedZeroOptimizer` of DeepSpeed 0.19.8 on one process, read there and compared with it on a CPU.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

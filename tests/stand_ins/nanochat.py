@@ -4,8 +4,6 @@ karpathy/nanochat, nanochat/fp8.py as of March 2026 (commit 1076f97), MIT Licens
 Karpathy: one autograd function that casts each operand once and multiplies by ``torch._scaled_mm``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Distributions that look installed, or not installed, whatever is installed here."""
 
-from __future__ import annotations
-
 from importlib import metadata
 from types import SimpleNamespace
 from typing import cast

@@ -5,8 +5,6 @@ It computes in FP32 and says nothing about the kernel or its time: a test of tho
 marks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

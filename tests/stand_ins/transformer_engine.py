@@ -6,8 +6,6 @@ It is not the library: a forward multiplies in the weight's own dtype and writes
 (``quantization`` from 2.9 on, ``fp8`` before).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

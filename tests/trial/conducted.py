@@ -1,7 +1,5 @@
 """The variants of a job, timed without a forward of a copy and without its shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fp8doctor.facts import Trial

@@ -1,7 +1,5 @@
 """Trials that are short, a clock that only a step moves, and compiled code that is forgotten."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small decoder, jobs that train it in FP8, and trials of them on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Arms whose failure is planted, and a clock that only a step moves."""
 
-from __future__ import annotations
-
 import torch
 
 from fp8doctor.trial.variant import Variant, VariantPlan

@@ -1,7 +1,5 @@
 """Trials as they were recorded on an H200, planned and interleaved for real over recorded seconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,8 +1,6 @@
 """Layers in FP8 go back to BF16 over the same Parameters: those of torchao, and those of Transformer Engine's
 stand-in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

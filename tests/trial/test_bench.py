@@ -1,7 +1,5 @@
 """Cuts from the model file's own function, and what is done when the memory is short."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace

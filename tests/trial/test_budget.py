@@ -1,7 +1,5 @@
 """What is begun, which budget is enough, and when a build is given up."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Activation checkpointing is switched off in every form that can be, and the cache stays off beside it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

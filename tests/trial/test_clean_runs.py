@@ -1,7 +1,5 @@
 """Clean runs leave every bit of the user's, and nothing that runs or lies around."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Blocks, layers and whole models are compiled, and compile marks are taken off and along."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

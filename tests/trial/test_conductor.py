@@ -1,7 +1,5 @@
 """The whole trial on a CPU: every arm proven and timed, and the user's job left as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

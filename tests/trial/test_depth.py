@@ -1,7 +1,5 @@
 """Which cuts are made, and how they add up to the whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

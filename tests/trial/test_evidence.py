@@ -1,7 +1,5 @@
 """What Dynamo did to an arm, in words: graph breaks, recompilations, and functions that were given up."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A failure costs one arm, and one of the step itself is the trial's reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

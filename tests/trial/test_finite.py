@@ -1,7 +1,5 @@
 """Loss and gradients that are not finite are seen, and stay out of the weights."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

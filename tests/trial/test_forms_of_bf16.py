@@ -1,8 +1,6 @@
 """The BF16 that FP8 is compared with: in every form that the user could write, his own compile marks among
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

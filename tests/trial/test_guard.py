@@ -1,7 +1,5 @@
 """A write to what is the user's is refused before it happens: every way there, in a step or a loss."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What was timed on a replica is carried out on a live model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the process dies of is named before it begins, and what was known is kept."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """What an arm's memory is made of: tensors of real replicas and optimizers counted, and the parts at full
 depth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

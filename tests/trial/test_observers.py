@@ -1,7 +1,5 @@
 """The GPU by a stand-in for NVML, and the pace of the host."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every layer in FP8 gets another recipe of torchao, and a model without FP8 is converted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Which arms the facts of a real job ask for, on which base, and that each of them really runs."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

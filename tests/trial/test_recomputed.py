@@ -1,7 +1,5 @@
 """Layers that a model's own forward hands to a checkpoint function, and what the cost model makes of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Replicas of real models: they run themselves, keep every mark, and the guard catches those that do not."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import AbstractContextManager
 from typing import Any

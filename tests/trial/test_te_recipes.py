@@ -1,7 +1,5 @@
 """Transformer Engine's autocast is opened and gets another recipe from outside, on its stand-in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

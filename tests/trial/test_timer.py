@@ -1,7 +1,5 @@
 """Interleaving: every arm in turn, in an order that changes, until all are known well enough."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """Where the step goes: real trials on a CPU, profiled, and every way in which a profile may fail."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Treatments of adapters, precision, attention, cache, optimizer and batch do to a replica what they say,
 leave the model that it was copied from as it was, and have a name and traits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A treatment carried out on a replica, and what the facts of a model tell of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The worker as a fork."""
 
-from __future__ import annotations
-
 import subprocess
 from types import SimpleNamespace
 

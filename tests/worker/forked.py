@@ -1,8 +1,6 @@
 """Workers that are forks of a process that has imported torch and torchao, which takes a new process seven
 seconds; and a clock for the parent's limits, so that no test waits for one."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,8 +1,6 @@
 """Whatever user code does in the worker, the parent keeps what it has, names the cause, and leaves nothing
 behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

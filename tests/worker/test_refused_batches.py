@@ -1,7 +1,5 @@
 """A batch that the model cannot take is the verdict without a GPU too, and no other model is accused."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

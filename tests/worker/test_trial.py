@@ -1,8 +1,6 @@
 """The trial in a worker: an arm that takes the process down costs that arm, and a device that is not there is
 said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

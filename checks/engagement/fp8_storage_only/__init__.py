@@ -20,8 +20,6 @@ https://github.com/huggingface/transformers/issues/46295
 https://github.com/unslothai/unsloth/issues/3902
 """
 
-from __future__ import annotations
-
 from packaging.version import Version
 
 from fp8doctor import kit

@@ -1,7 +1,5 @@
 """Fixes of stored weights: BF16 weights in their place, or no compilation."""
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 ROWS = 16

@@ -1,7 +1,5 @@
 """FP8 training on a base that is quantized to 4 or 8 bits."""
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 QUANTIZED_WEIGHTS = ("NF4Tensor", "Int4", "Int8", "IntxUnpacked", "AffineQuantizedTensor", "Params4bit")

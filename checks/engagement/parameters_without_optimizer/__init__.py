@@ -19,8 +19,6 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/ao.p
 https://github.com/pytorch/ao/issues/4846
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fp8doctor import kit

@@ -1,7 +1,5 @@
 """What the new layers of a conversion do not have any more: ties, hooks, forwards, biases, a storage."""
 
-from __future__ import annotations
-
 from packaging.version import Version
 
 from fp8doctor import kit

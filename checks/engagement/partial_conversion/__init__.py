@@ -19,8 +19,6 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 https://github.com/pytorch/torchtitan/issues/2086
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

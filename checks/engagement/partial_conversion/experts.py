@@ -1,7 +1,5 @@
 """Experts that stay out of FP8, because they are too small for it."""
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 from . import MOST, bound

@@ -1,7 +1,5 @@
 """Why a conversion leaves a layer out: the first reason that holds, and its fix."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

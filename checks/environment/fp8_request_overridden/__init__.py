@@ -18,8 +18,6 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerato
 https://github.com/huggingface/transformers/issues/25333
 """
 
-from __future__ import annotations
-
 from fp8doctor import kit
 
 BACKEND = kit.fp8_request.BACKEND

@@ -1,7 +1,5 @@
 """FP8's backend is misspelled, or cannot be imported."""
 
-from __future__ import annotations
-
 import re
 
 from fp8doctor import kit

@@ -1,7 +1,5 @@
 """A backend is named without fp8, fp8 without a backend, or either under a name that nothing reads."""
 
-from __future__ import annotations
-
 from packaging.version import Version
 
 from fp8doctor import kit

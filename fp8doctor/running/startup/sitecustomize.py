@@ -3,8 +3,6 @@
 Restores variables and ``sys.path``, imports the ``sitecustomize`` that this one hides, and waits for torch.
 """
 
-from __future__ import annotations
-
 import sys
 
 BEFORE = frozenset(sys.modules)

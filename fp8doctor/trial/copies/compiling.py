@@ -1,7 +1,5 @@
 """torch.compile on replicas: keep their caches apart from the user's, and handle compiled modules."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types

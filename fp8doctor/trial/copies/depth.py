@@ -4,8 +4,6 @@ One list of blocks has two depths and the line through both; an encoder and a de
 list. A list in a regular pattern is cut in whole patterns; special blocks at its front stay.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

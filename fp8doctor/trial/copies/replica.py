@@ -4,8 +4,6 @@
 variants), wrappers around ``forward`` are rebuilt around the copy, and compile marks are applied again.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import sys

@@ -3,8 +3,6 @@
 A copy gets random values for them. Its optimizer steps this process's part of each parameter, as in the job.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

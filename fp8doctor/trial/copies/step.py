@@ -1,7 +1,5 @@
 """Training step of a variant: forward, loss, backward and optimizer, as in the user's own step."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import logging

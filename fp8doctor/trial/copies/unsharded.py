@@ -1,7 +1,5 @@
 """Make a plain model of a sharded one, on one process alone (docs/traps.md): nothing is communicated."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ User code may keep them (a mask that it caches), so no real step may follow in t
 the Linears that they were, which have the same rows.
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Iterator

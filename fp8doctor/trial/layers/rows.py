@@ -4,8 +4,6 @@ Rows are not always the tokens of a micro-batch. The copy has a few of the repea
 away has the rows and regions of the kept block in its place of the pattern.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

@@ -1,7 +1,5 @@
 """A variant on its way to a result: the row of the trial's table, with its state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Lay out truncated models, as deep as fit, and build every variant on them, or give up in time."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Prove that a variant ran as its name says: graphs, FP8 matmuls, executed blocks, and what Dynamo did."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -4,8 +4,6 @@ Weights, FP8 copies, optimizer state and gradients are counted when the optimize
 are the rest of the peak, with the batch, cuBLAS's workspaces and what the job holds apart from its model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """Profile the compared variants, prove that each ran as named, and turn attempts and samples into facts."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 from collections.abc import Sequence

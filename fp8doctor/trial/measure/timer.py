@@ -8,8 +8,6 @@ and its end: the GPU is busy, and no step that counts waits. It ignores ``CUDA_V
 is found by its UUID.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

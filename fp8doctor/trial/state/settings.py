@@ -4,8 +4,6 @@ Reading settings makes no CUDA context and imports no package. A setting that th
 left out, and one is written only if it differs.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """The user's modules, tensors and optimizers: found, noted before a trial, and put back if they changed."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections import deque

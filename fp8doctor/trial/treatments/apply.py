@@ -1,7 +1,5 @@
 """Apply treatments: their functions may replace a Parameter, which variants share, but never write to one."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

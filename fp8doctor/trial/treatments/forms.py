@@ -1,7 +1,5 @@
 """Compile blocks, layers or the model; run layers or the step in BF16; switch what a job has on or off."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Convert a model with torchao, change a recipe (torchao, Transformer Engine), or open TE's autocast."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """CKP001 on real models; a CPU has no peak, so memory and times are those of a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

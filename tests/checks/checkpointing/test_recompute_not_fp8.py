@@ -1,8 +1,6 @@
 """CKP002 on real forms of checkpointing around a stand-in for Transformer Engine's layers, which need a GPU
 to be built."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """CMP002 on real marks, a real Dynamo and real variables: each cause fires, and its fix makes it silent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """CMP001 on real torchao models: the printed lines compile, and what needs no compiler is left alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

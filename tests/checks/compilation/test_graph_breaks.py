@@ -1,7 +1,5 @@
 """CMP003 on float8 models that a trial compiles: where a break is decides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

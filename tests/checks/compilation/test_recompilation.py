@@ -1,8 +1,6 @@
 """CMP005 on transformers models whose cache recompiles every block, and on modules that recompile for reasons
 of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """GPU002 on real torchao models; the GPUs are a stand-in NVML's, and the tries run on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

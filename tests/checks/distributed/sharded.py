@@ -1,7 +1,5 @@
 """Real FSDP2 models on a CPU. torch's own fake process group answers for the processes that are not there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

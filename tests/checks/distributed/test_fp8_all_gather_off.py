@@ -1,7 +1,5 @@
 """DST001 on real FSDP2 and torchao models, with the flag on and off, sharded and not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """DST004 on windows of several ranks, some of real steps, and on Transformer Engine's stand-in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

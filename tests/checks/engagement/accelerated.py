@@ -1,7 +1,5 @@
 """The real `Accelerator.prepare` over a stand-in for Transformer Engine, whose real layers need a GPU."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

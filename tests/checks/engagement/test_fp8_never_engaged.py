@@ -1,7 +1,5 @@
 """MOD002 on layers that note what they did, on a step that was profiled, and on layers that emulate FP8."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

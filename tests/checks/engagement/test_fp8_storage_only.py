@@ -1,7 +1,5 @@
 """MOD003 on the real classes of transformers and torchao, a plain float8 parameter, and 4 and 8 bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """MOD007's lost hooks on models that are converted under watch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MOD001 on models that went through the real Accelerate, and on what must not be mistaken for it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """MOD007 on models that Accelerate, a Trainer, PEFT and torchao converted, and what the printed lines do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """MOD004 on real conversions that stopped half-way, each with its reason, and on filters that are as they
 should be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

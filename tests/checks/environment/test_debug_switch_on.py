@@ -1,7 +1,5 @@
 """ENV006 on switches that are really set in a process, and silent on the values that switch nothing on."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

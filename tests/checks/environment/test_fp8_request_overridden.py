@@ -1,7 +1,5 @@
 """ENV001 on real Accelerators, arguments, launchers and packages: who lost the request for FP8."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 One process has one of each. What those releases do is in research/versions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """MEM002 through the real examine; the counters are a stand-in's, since a full GPU cannot be had here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

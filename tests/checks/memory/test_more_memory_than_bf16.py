@@ -1,7 +1,5 @@
 """MEM001 on real torchao, PEFT and (stand-in) TE models, with peaks as they were measured on an H200."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

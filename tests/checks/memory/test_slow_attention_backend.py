@@ -1,8 +1,6 @@
 """MEM004 on real transformers models and torch's own attention, and its treatments timed in a trial on the
 CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """NUM001 on real Float8Linears, one of which overflows, in a real trial on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

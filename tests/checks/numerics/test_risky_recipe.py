@@ -1,7 +1,5 @@
 """NUM003 on real torchao layers, the stand-in for Transformer Engine."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SHP002 on real converted models: which layers are named, and that the printed filter leaves them out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """SHP005: the recipe read back from real torchao models, with steps as they were measured on an H200."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from msgspec.structs import replace

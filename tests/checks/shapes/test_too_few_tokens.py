@@ -1,7 +1,5 @@
 """SHP003 on a real converted model with batches of every size, given and synthetic."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """SHP001 on real converted models: sides, rows, and 16-bit matmuls; the printed lines are carried out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

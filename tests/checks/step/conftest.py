@@ -1,8 +1,6 @@
 """One real job on the CPU, profiled as it is, once for all checks of this area; and what it is compared
 with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from msgspec.structs import replace

@@ -5,8 +5,6 @@ The largest kernels of each step were summed by family there, per step; what was
 spread over the families that were not.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

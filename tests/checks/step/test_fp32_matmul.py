@@ -1,7 +1,5 @@
 """STP004: real steps on the CPU with a head in fp32, real PEFT models, and fp32 weights under FP8 layers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any

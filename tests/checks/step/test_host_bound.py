@@ -1,7 +1,5 @@
 """STP001: real models; the idle time is put together, because a CPU that computes cannot wait for itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """STP007: real steps on the CPU, with AdamW in a loop and fused."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """STP008: forwards on fake tensors see what each micro-batch tells Transformer Engine's layers (stand-in)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
