@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from fp8doctor.cli.arguments import ORDERED, first_word, options_with_value
 from fp8doctor.cli.console import (
     FAILED,
     INTERRUPTED,
@@ -22,6 +21,7 @@ from fp8doctor.cli.console import (
     stdout_failed,
 )
 from fp8doctor.cli.options import (
+    WORDS,
     Rare,
     count,
     gate_options,
@@ -39,8 +39,6 @@ from fp8doctor.wording import did_you_mean
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class Line(NamedTuple):
@@ -82,20 +80,35 @@ class Commands(click.Group):
     """The commands, each imported when it is used; without a command word the target is examined."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = [at for at, arg in enumerate(args) if not arg.startswith("-")]
-        at = words[0] if words else None
-        if at:  # behind options, whose values are no words
-            at = first_word(
-                args, {name for each in self.every().values() for name in options_with_value(each)}
-            )
+        at = self.first_word(args)
         if at is None or args[at] not in COMMANDS:
             if at is not None and not ctx.resilient_parsing:
                 refuse_mistyped(args[at], COMMANDS)
             ordered = ["", *args]
         else:
             ordered = [args[at], *args[:at], *args[at + 1 :]]
-        ctx.meta[ORDERED] = list(ordered)
+        ctx.meta[WORDS] = list(ordered)
         return super().parse_args(ctx, ordered)
+
+    def first_word(self, args: list[str]) -> int | None:
+        """Find the first word that is no option and no option's value; none behind ``--``."""
+        words = [at for at, arg in enumerate(args) if not arg.startswith("-")]
+        if not words or not words[0]:
+            return words[0] if words else None
+        options = [each for command in self.every().values() for each in command.params]
+        valued = {name for each in options if not getattr(each, "is_flag", True) for name in each.opts}
+        is_value = False
+        for at, arg in enumerate(args):
+            if is_value:
+                is_value = False
+            elif arg == "--":
+                return None
+            elif not arg.startswith("-") or arg == "-":
+                return at
+            else:
+                letters = [arg] if arg.startswith("--") else [f"-{letter}" for letter in arg[1:]]
+                is_value = letters[-1] in valued and valued.isdisjoint(letters[:-1])
+        return None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in COMMANDS if name]
@@ -106,8 +119,7 @@ class Commands(click.Group):
 
             module, _, name = COMMANDS[cmd_name].place.partition(":")
             command = getattr(import_module(f"fp8doctor.cli.{module}"), name) if module else examine
-            command.context_settings = {**HELP_NAMES, **command.context_settings}
-            if Rare in [type(each) for each in command.params]:
+            if any(isinstance(each, Rare) for each in command.params):
                 help_all(command)
             self.commands[cmd_name] = command
         return self.commands.get(cmd_name)
@@ -179,34 +191,27 @@ class Examine(ProjectCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        context = super().make_context(
-            parent.info_name if parent else info_name,
-            args,
-            **{"max_content_width": WIDEST, **extra},
-        )
+        if parent:
+            info_name = parent.info_name
+            extra = {"max_content_width": WIDEST, "help_option_names": parent.help_option_names, **extra}
+        context = super().make_context(info_name, args, **extra)
         context.meta.update(parent.meta if parent else {})
         return context
 
-    def near(self, ctx: click.Context, args: list[str]) -> str:
-        at = first_word(args, set(options_with_value(self)))
-        names = () if at is None else (args[at], args[at].rpartition(":")[0])
-        return next(filter(os.path.isfile, names), "")
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; if they are a script's, name the command that takes them."""
-        given = list(args)
+        script = next((each for each in args if each.endswith(".py")), "")
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            at = first_word(given, set(options_with_value(self)))
             not_ours = isinstance(error, click.NoSuchOption) or type(error) is click.UsageError
-            if not not_ours or at is None or not given[at].endswith(".py"):
+            if not (not_ours and script):
                 raise
             from shlex import quote
 
             raise click.UsageError(
                 f"{error.format_message()} A training script is run with its own arguments by "
-                f"'fp8doctor run {quote(given[at])} ARGS...'.",
+                f"'fp8doctor run {quote(script)} ARGS...'.",
                 ctx,
             ) from None
 
@@ -219,7 +224,7 @@ class Examine(ProjectCommand):
         super().format_options(ctx, formatter)
 
 
-@click.group(cls=Commands, context_settings=HELP_NAMES)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -15,10 +14,9 @@ import msgspec
 
 from fp8doctor import registry
 from fp8doctor.answer import machine
-from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
 from fp8doctor.answer.sentences import box
 from fp8doctor.answer.verdict import own_step_failed
-from fp8doctor.cli.arguments import typed_again
+from fp8doctor.cli.again import Again, as_typed, typed_again
 from fp8doctor.cli.console import (
     FAILED,
     columns,
@@ -167,8 +165,7 @@ class Wanted(NamedTuple):
     quiet: bool = False
     code: Path | None = None
     """The user's file that is looked at."""
-    again: tuple[str, str] = ("", "")
-    """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
+    again: Again | None = None
     checks: Mapping[str, Any] = MappingProxyType({})
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
 
@@ -297,26 +294,7 @@ def writer(report: Document, wanted: Wanted) -> Written:
             return github(report, file=file)
         quiet = wanted.quiet and format == "text"
         on_screen = terminal and format == "text"
-        made = page(_as_typed(report, wanted.again) if on_screen else report, quiet=quiet)
+        made = page(as_typed(report, wanted.again) if on_screen and wanted.again else report, quiet=quiet)
         return laid_out(made, format, verbose=wanted.verbose and not quiet, **terminal)
 
     return written
-
-
-def _as_typed(report: Document, again: tuple[str, str]) -> Document:
-    """Put the user's own words in place of the commands that were written from facts."""
-    ours, script = again
-    if not ours or not report.answer:
-        return report
-    facts, added = report.facts, more_time(report.facts)
-    typed = {
-        timed(facts): (ours, script),
-        with_more_time(facts): (re.sub(r" --budget[ =]\S+", "", ours) if added else ours, added, script),
-    }
-    opened = tuple(
-        msgspec.structs.replace(each, command=launcher(facts) + " ".join(filter(None, typed[each.command])))
-        if each.command and each.command in typed
-        else each
-        for each in report.answer.open
-    )
-    return msgspec.structs.replace(report, answer=msgspec.structs.replace(report.answer, open=opened))

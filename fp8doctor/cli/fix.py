@@ -12,7 +12,6 @@ from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.cli.console import FOUND, OK, complain, show
 from fp8doctor.cli.delivery import writable
 from fp8doctor.cli.options import READ, option
-from fp8doctor.cli.project import Ungated
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.two_reports import compared, timed_step
@@ -22,7 +21,6 @@ from fp8doctor.patching import Placed, Script, placed
 
 
 @click.command(
-    cls=Ungated,
     epilog="Exit codes: 0 shown or applied, 1 not applied because it did not help, 2 no report or no script.",
 )
 @click.argument("script", type=READ)

@@ -22,6 +22,10 @@ HELP_ALL = "fp8doctor.help_all"
 """Key in click's context: the help shows every option."""
 
 
+WORDS = "fp8doctor.words"
+"""Key: the words behind ``fp8doctor``, the command first; an empty word means examining a target."""
+
+
 class Rare(click.Option):
     """An option that only ``--help-all`` shows."""
 

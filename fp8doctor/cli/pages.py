@@ -22,7 +22,7 @@ from fp8doctor.cli.options import (
     report_options,
     with_options,
 )
-from fp8doctor.cli.project import ProjectCommand, Ungated
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.traces import conclude
 from fp8doctor.errors import UserError
@@ -83,7 +83,7 @@ def demo(**options: Any) -> int:
     return replay_and_deliver(DEMO, options)
 
 
-@click.command(cls=Ungated)
+@click.command()
 @click.argument("first", type=READ)
 @click.argument("second", type=READ)
 @page_options

@@ -9,7 +9,7 @@ from fp8doctor.cli.console import FAILED, OK, complain, complain_of_printed
 from fp8doctor.cli.delivery import examined
 from fp8doctor.cli.options import Rare, count, load_timeout, number, option, with_options
 from fp8doctor.cli.pages import delivery_of, page_options
-from fp8doctor.cli.project import Ungated
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.gpus import gpu_specs
 from fp8doctor.planning.job_options import saved_facts
 from fp8doctor.planning.plan_document import plan_document
@@ -64,7 +64,7 @@ CHOICES = {
 }
 
 
-@click.command(cls=Ungated)
+@click.command(cls=ProjectCommand)
 @click.argument("config")
 @with_options(
     click.option(

@@ -15,19 +15,13 @@ from fp8doctor.wording import did_you_mean, error_in_words
 
 TABLE = "tool.fp8doctor"
 
-GATE = {
-    key.replace("-", "_"): key
-    for key in (
-        *("fail-on", "require-fp8", "min-speedup", "min-estimated-speedup", "strict", "baseline"),
-        "max-regression",
-    )
-}
-"""Parameters that decide the exit code, with their keys."""
-
-KEYS = (
-    *("select", "ignore", *GATE.values(), "assume-gpu", "budget", "load-timeout", "batch", "seq", "layers"),
-    "device",
+GATE = (
+    *("fail-on", "require-fp8", "min-speedup", "min-estimated-speedup", "strict", "baseline"),
+    "max-regression",
 )
+"""Keys that decide the exit code."""
+
+KEYS = ("select", "ignore", *GATE, "assume-gpu", "budget", "load-timeout", "batch", "seq", "layers", "device")
 """Every key except ``ignore`` is the option with that name."""
 
 
@@ -48,87 +42,72 @@ class ProjectCommand(click.Command):
     """True if the project's ``fail-on`` and gates apply."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
         if ctx.resilient_parsing:  # a shell completes a line
-            return super().parse_args(ctx, args)
-        project = project_near(self.near(ctx, args))
-        ctx.default_map = {
-            name: value for name, value in project.options.items() if self.of_the_gate or name not in GATE
-        }
-        try:
-            rest = super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            name = str(error.param.name) if error.param else ""
-            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
-                raise
+            return rest
+        words = (ctx.params.get("target", ""), *ctx.params.get("script", ())[:1])
+        named = (name for word in words for name in (word, word.rpartition(":")[0]))
+        project = project_near(next(filter(os.path.isfile, named), ""))
+        for each in self.params:
+            name = str(each.name)
             key = name.replace("_", "-")
-            raise UserError(f"{project.file}: [{TABLE}] {key}: {error.message}") from None
+            is_default = ctx.get_parameter_source(name) is ParameterSource.DEFAULT
+            if is_default and name in project.options and (self.of_the_gate or key not in GATE):
+                try:
+                    ctx.params[name] = each.process_value(ctx, project.options[name])
+                except click.BadParameter as error:
+                    raise UserError(f"{project.file}: [{TABLE}] {key}: {error.message}") from None
         if "ignore" in ctx.params:
             ctx.params["ignore"] = (*ctx.params["ignore"], *project.ignored)
             ctx.params["reasons"] = project.ignored
         return rest
 
-    def near(self, ctx: click.Context, args: list[str]) -> str:
-        """Find the file whose project it is; empty for the current folder's."""
-        return ""
-
 
 class Ungated(ProjectCommand):
-    """A command without one report, which is what a project's gates judge."""
+    """A command whose exit code a project does not decide."""
 
     of_the_gate = False
 
 
 def project_near(file: str, say: Callable[[str], None] = complain) -> Project:
     """Read the nearest pyproject.toml with the table, up from a file and from here. Raises `UserError`."""
-    for folder in dict.fromkeys((*(_above(file) if file else ()), *_above("pyproject.toml"))):
-        if (project := _read(os.path.join(folder, "pyproject.toml"), say)) is not None:
-            return project
+    from pathlib import Path
+
+    above = (
+        each for name in (file, "pyproject.toml") if name for each in Path(os.path.abspath(name)).parents
+    )
+    for folder in dict.fromkeys(above):
+        path = str(folder / "pyproject.toml")
+        if (table := _table(path, say)) is not None:
+            return Project(path, dict(_options(path, table)), _ignored(path, table.get("ignore", {})))
     return Project()
 
 
-def _above(file: str) -> Iterator[str]:
-    """Yield the folders above a file, the nearest first."""
-    inside = os.path.abspath(file)
-    while (folder := os.path.dirname(inside)) != inside:
-        yield folder
-        inside = folder
-
-
-def _read(file: str, say: Callable[[str], None]) -> Project | None:
-    """Read one file; None if it has no such table or is not trusted."""
-    try:
-        with open(file, "rb") as opened:
-            content = opened.read()
-    except OSError:
-        return None
-    if b"fp8doctor" not in content:
-        return None
+def _table(file: str, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Read a file's table; None if it has none, or is another user's."""
     import tomllib
 
     try:
-        table = tomllib.loads(content.decode()).get("tool", {}).get("fp8doctor")
-    except (ValueError, AttributeError) as error:
-        if _is_foreign(file):
-            return None
-        from fp8doctor.facts.scrub import scrub
-
-        raise UserError(f"cannot read {file}: {scrub(error_in_words(error))}") from None
-    if table is None:
+        with open(file, "rb") as opened:
+            content = opened.read()
+        status, user = os.stat(file), os.geteuid()
+    except OSError:
         return None
-    if _is_foreign(file):
-        say(f"fp8doctor ignores {file}: another user owns it or may write to it")
-        return None
-    if not isinstance(table, dict):
-        raise UserError(f"{file}: [{TABLE}] is not a table")
-    return Project(file, dict(_options(file, table)), _ignored(file, table.get("ignore", {})))
-
-
-def _is_foreign(file: str) -> bool:
-    """Return whether another user owns a file or may write to it."""
-    status, user = os.stat(file), os.geteuid()
     asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
     ours = {0, user, *([int(asked)] if asked.isdecimal() else [])}
-    return status.st_uid not in ours or bool(status.st_mode & stat.S_IWOTH)
+    is_foreign = status.st_uid not in ours or bool(status.st_mode & stat.S_IWOTH)
+    try:
+        table = tomllib.loads(content.decode()).get("tool", {}).get("fp8doctor")
+    except (ValueError, AttributeError) as error:
+        if is_foreign or b"fp8doctor" not in content:
+            return None
+        raise UserError(f"cannot read {file}: {error_in_words(error)}") from None
+    if table is not None and is_foreign:
+        say(f"fp8doctor ignores {file}: another user owns it or may write to it")
+        return None
+    if not isinstance(table, dict | None):
+        raise UserError(f"{file}: [{TABLE}] is not a table")
+    return table
 
 
 def _options(file: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:

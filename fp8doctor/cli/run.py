@@ -9,11 +9,10 @@ import click
 import msgspec
 
 from fp8doctor.answer.commands import launcher
-from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
 from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, keep_apart
 from fp8doctor.cli.options import FILE, count, gate_options, number, option, report_options, with_options
-from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.cli.project import Ungated
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError, has_torch, torch_line
@@ -46,30 +45,19 @@ UNTIMED = (
 """Stands before the command that times them."""
 
 
-class Run(ProjectCommand):
-    """From the script, or ``-m``, on all is the script's; so is the exit code, but for gates on the line."""
-
-    of_the_gate = False
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = first_word(args, set(options_with_value(self)), ("-m",))
-        at = len(args) if at is None else at
-        ctx.meta[SCRIPT] = args[at:]
-        return super().parse_args(ctx, args[:at])
-
-    def near(self, ctx: click.Context, args: list[str]) -> str:
-        return next(filter(os.path.isfile, ctx.meta[SCRIPT][:1]), "")
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "train.py|-m MODULE", "[ARGS]..."]
+def with_m(ctx: click.Context, parameter: click.Parameter, script: tuple[str, ...]) -> tuple[str, ...]:
+    return ("-m", *script) if ctx.params["module"] else script
 
 
 @click.command(
-    cls=Run,
+    cls=Ungated,
+    context_settings={"allow_interspersed_args": False},  # from the script on, all is the script's
     epilog="Exit code: the script's own. With --fail-on or another gate it is 1 when the script succeeded "
     "and the gate is missed. It is 2 when nothing could be examined.",
 )
+@click.argument("script", nargs=-1, metavar="train.py|-m MODULE [ARGS]...", callback=with_m)
 @with_options(
+    click.option("-m", "module", is_flag=True, hidden=True, is_eager=True),
     count("--steps", "Number of steps to time.", 3, default=STEPS, show_default=True),
     count(
         "--warmup",
@@ -101,24 +89,23 @@ class Run(ProjectCommand):
 )
 @gate_options
 @report_options("stderr", "never")
-@click.pass_context
-def run(ctx: click.Context, /, **options: Any) -> int:
+def run(*, script: tuple[str, ...], module: bool, **options: Any) -> int:
     """Run a training script unchanged, time some of its steps, and report on stderr.
 
     \b
     fp8doctor run train.py --lr 1e-4          like python train.py --lr 1e-4
     fp8doctor run --stop -m pkg.train         like python -m pkg.train; stops after the timed steps
     """
-    script = checked_script(ctx.meta[SCRIPT])
+    watched = checked_script(script)
     place = rank_place(os.environ)
     reports = place is None or place.rank == 0
-    wanted = checked_options(options, script.file, code=script.file)
-    path = checked_health(options, script.file)
+    wanted = checked_options(options, watched.file, code=watched.file)
+    path = checked_health(options, watched.file)
     gated = reports and wanted.gate.asks
     stop, copies = options["stop"], not options["no_trial"]
     settings = WatchOptions(
-        script=script.name,
-        module=script.is_module,
+        script=watched.name,
+        module=watched.is_module,
         budget_s=options["budget"] if reports and stop and copies else None,
         select=tuple(options["select"]),
         ignore=tuple(options["ignore"]),
@@ -127,7 +114,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
         rank=None if place is None else place.rank,
         **{name: options[name] for name in ("steps", "warmup", "stop", "device", "every", "stop_on_nan")},
     )
-    started = digest(script.file.read_bytes()) if script.file and script.file.is_file() else None
+    started = digest(watched.file.read_bytes()) if watched.file and watched.file.is_file() else None
 
     def diagnosed(facts: Facts) -> Document:
         if started and recorded(facts, "target"):
@@ -158,7 +145,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
         if seen.facts is None:
             return FAILED if gated else OK
         timed = recorded(seen.facts, "trial") or seen.facts.get("observed.clock") != "cuda"
-        if copies and not (stop or wanted.quiet or timed) and seen.ranks is None:
+        if wanted.again and copies and not (stop or wanted.quiet or timed) and seen.ranks is None:
             complain(f"{UNTIMED}: {launcher(seen.facts)}{' '.join(wanted.again).strip()}")
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
         if failed_early(seen):
@@ -169,7 +156,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
 
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else RankReports(place)
-    return run_script(script, settings, gated=gated, say=say, early=early, report=report, others=others)
+    return run_script(watched, settings, gated=gated, say=say, early=early, report=report, others=others)
 
 
 def checked_health(options: dict[str, Any], script: Path | None) -> str | None:

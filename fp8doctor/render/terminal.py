@@ -3,7 +3,7 @@
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 BOLD, DIM = "1", "2"
@@ -85,39 +85,23 @@ def filled_up(text: str, width: int, *, right: bool = False) -> str:
     return text.rjust(width) if right else text.ljust(width)
 
 
+KEPT = re.compile(r"\s|[-*] |\d+\. |https://|$")
+"""Start of a line of code, a list, or an address, and an empty line."""
+
 COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}(# .*)")
 """A line of code with a comment behind it."""
 
-ITEM = r"(?:[-*]|\d+\.) "
-"""Start of a list's item."""
-
 
 def reflow(page: str, width: int) -> Iterator[str]:
-    """Wrap the prose of a page.
+    """Wrap the prose of a page; code, lists and addresses keep their lines, so that they can be copied.
 
-    Code, which is indented, keeps its lines, and addresses stay whole so that they can be copied; a list
-    keeps its items.
+    A comment goes above its line of code if both together are too long.
     """
-    for paragraph in re.split(r"\n\s*\n", page.strip("\n")):
-        for is_code, lines in groupby(paragraph.split("\n"), lambda line: line.startswith("    ")):
-            if is_code:
-                yield from in_width([*lines], width)
-                continue
-            for text in re.split(rf"\n(?={ITEM}|https://)", "\n".join(lines)):
-                item = re.match(ITEM, text)
-                yield from textwrap.wrap(
-                    " ".join(map(str.strip, text.split("\n"))),
-                    width,
-                    subsequent_indent=" " * len(item[0]) if item else "",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-        yield ""
-
-
-def in_width(code: Sequence[str], width: int) -> Iterator[str]:
-    """Move the comments of code above their lines if a line is too long with its own."""
-    long = any(len(line) > width for line in code)
-    for line in code:
-        found = COMMENTED.fullmatch(line) if long else None
-        yield from (f"{found[1]}{found[3]}", f"{found[1]}{found[2]}") if found else (line,)
+    for is_kept, group in groupby(page.strip("\n").split("\n"), lambda line: bool(KEPT.match(line))):
+        lines = [*group]
+        if not is_kept:
+            yield from textwrap.wrap(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+            continue
+        for line in lines:
+            found = COMMENTED.fullmatch(line) if len(line) > width else None
+            yield from found.expand(r"\1\3\n\1\2").split("\n") if found else [line]
