@@ -4,14 +4,13 @@ Its work is kernels, or a CPU's operators. Each is linked to the operator that l
 backward to its operator in the forward.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -24,51 +23,24 @@ from fp8doctor.profiling.kernel_families import (
     own_work,
     work_inside,
 )
-from fp8doctor.profiling.trace import (
-    LAUNCHES,
-    Event,
-    Thread,
-    Trace,
-    collector_paused,
-    in_order,
-    outer_first,
-)
+from fp8doctor.profiling.trace import LAUNCHES, Event, Thread, Trace, outer_first
 
 
 class Operator(msgspec.Struct, gc=False, frozen=True):
-    """An operator that launched work, and what was open around it."""
+    """An operator that launched work, and what is known of the work around it."""
 
     name: str | None = None
     types: tuple[str, ...] = ()
     inside: Family | None = None
-    node: tuple[int, int] | None = None
-    """The node of the backward around it, by its forward's thread and sequence number."""
-
-
-@dataclass
-class Forward:
-    """The work of the forward's operators, which is that of their nodes in the backward."""
-
-    works: dict[Thread, dict[int, Family | None]] = field(default_factory=lambda: defaultdict(dict))
-    """Thread -> sequence number -> work. The last one counts: making a node uses up a number."""
-    threads: dict[int, Thread] = field(default_factory=dict)
-    """``Fwd thread id`` -> thread, which operators of the forward lack."""
-
-    def work(self, operator: Operator) -> Family | None:
-        """Return an operator's work: in the backward, its forward's."""
-        if operator.inside is not None or operator.node is None:
-            return operator.inside
-        thread, sequence = operator.node
-        if thread in self.threads:
-            return self.works[self.threads[thread]].get(sequence)
-        candidates = [numbers[sequence] for numbers in self.works.values() if sequence in numbers]
-        return candidates[0] if len(candidates) == 1 else None
 
 
 def launching_operators(
-    trace: Trace, activities: Sequence[Event], launches: Sequence[Event | None], forward: Forward
+    trace: Trace, activities: Sequence[Event], launches: Sequence[Event | None]
 ) -> list[Operator]:
-    """Find each activity's innermost operator, by ``External id``, or by launch time without one."""
+    """Find each activity's innermost operator, by ``External id``, or by launch time without one.
+
+    What is inside a node of the backward is inside its operator of the forward.
+    """
     identities: list[int] = []
     without_id: dict[Thread, list[Event]] = defaultdict(list)
     for activity, launch in zip(activities, launches, strict=True):
@@ -77,39 +49,51 @@ def launching_operators(
             identity = -launch.args.correlation
             without_id[launch.tid].append(launch)
         identities.append(identity)
-    found: dict[int, Operator] = {}
+    found: dict[int, tuple[Operator, tuple[int, int] | None]] = {}
+    """Identity -> operator, and the node around it, by its forward's thread and sequence number."""
+    works: dict[Thread, dict[int, Family | None]] = defaultdict(dict)
+    """Thread -> sequence number -> work of the forward; the last counts: making a node uses up a number."""
+    threads: dict[int, Thread] = {}
+    """``Fwd thread id`` -> thread, which operators of the forward lack."""
     wanted = set(identities)
     begins = {event.id: event.tid for event in trace.links if not event.bp}
     # thread and start of a backward node -> its forward operator's thread
     links = {(each.tid, each.ts): begins[each.id] for each in trace.links if each.bp and each.id in begins}
     for thread in {*trace.host, *without_id}:
-        works = forward.works[thread]
         opened: list[tuple[float, Family | None, tuple[int, int] | None, Event | None]]
         opened = [(inf, None, None, None)]
-        for event in in_order(trace.host.get(thread, []) + without_id.get(thread, []), outer_first):
+        for event in sorted(trace.host.get(thread, []) + without_id.get(thread, []), key=outer_first):
             while opened[-1][0] <= event.ts:
                 opened.pop()
             _, inside, node, operator = opened[-1]
             arguments = event.args
             if event.cat in LAUNCHES:
                 if operator is not None:
-                    found[-arguments.correlation] = Operator(operator.name, operator.args.types, inside, node)
+                    launched_by = Operator(operator.name, operator.args.types, inside)
+                    found[-arguments.correlation] = launched_by, node
                 continue
             if event.cat == "cpu_op":
                 sequence = arguments.sequence
                 if sequence >= 0 and arguments.forward_thread:
                     node = (arguments.forward_thread, sequence)
-                    if arguments.forward_thread not in forward.threads and (thread, event.ts) in links:
-                        forward.threads[arguments.forward_thread] = links[thread, event.ts]
+                    if arguments.forward_thread not in threads and (thread, event.ts) in links:
+                        threads[arguments.forward_thread] = links[thread, event.ts]
                 elif sequence >= 0:
-                    works[sequence] = inside
+                    works[thread][sequence] = inside
                 if arguments.external in wanted:
-                    found[arguments.external] = Operator(event.name, arguments.types, inside, node)
+                    found[arguments.external] = Operator(event.name, arguments.types, inside), node
                 inside, operator = work_inside(event.name) or inside, event
             elif event.name.startswith("Optimizer."):
                 inside = "optimizer"
             opened.append((event.ts + event.dur, inside, node, operator))
-    return [found.get(identity, Operator()) for identity in identities]
+    for identity, (each, node) in found.items():
+        if each.inside is None and node is not None:
+            among = [works[threads[node[0]]]] if node[0] in threads else works.values()
+            served = [numbers[node[1]] for numbers in among if node[1] in numbers]
+            if len(served) == 1:
+                found[identity] = Operator(each.name, each.types, served[0]), node
+    unknown = Operator(), None
+    return [found.get(identity, unknown)[0] for identity in identities]
 
 
 _RANKS: dict[Family, int] = {"communication": 1, "copy": 2}
@@ -135,24 +119,21 @@ class Work(msgspec.Struct, gc=False):
 def work_of(trace: Trace) -> list[Work]:
     """Collect kernels, copies and fills; if the trace has none, the operators that compute on a CPU."""
     on_gpu = bool(trace.gpu)
-    activities = in_order(
-        trace.gpu if on_gpu else _computing_operators(trace), attrgetter("ts", "dur", "name")
+    activities = sorted(
+        trace.gpu if on_gpu else _computing_operators(trace), key=attrgetter("ts", "dur", "name")
     )
     launches = [trace.launches.get(event.args.correlation) for event in activities]
-    forward = Forward()
-    operators = launching_operators(trace, activities, launches, forward)
+    operators = launching_operators(trace, activities, launches)
     keys = [
-        (event.name, operator.name, operator.types, forward.work(operator))
-        for event, operator in zip(activities, operators, strict=True)
+        (event.name, each.name, each.types, each.inside)
+        for event, each in zip(activities, operators, strict=True)
     ]
     kinds = set(keys)
     fp8_step = any(
         FP8_GEMM_KERNEL.search(name) or (operator is not None and is_fp8_gemm(operator))
         for name, operator, _, _ in kinds
     )
-    families = {
-        key: classify(key[0] if on_gpu else "", key[1], key[2], key[3], fp8_step=fp8_step) for key in kinds
-    }
+    families = {key: classify(key[0] if on_gpu else "", *key[1:], fp8_step=fp8_step) for key in kinds}
     works = []
     for event, launch, key in zip(activities, launches, keys, strict=True):
         name, operator, family = *key[:2], families[key]
@@ -167,7 +148,7 @@ def _computing_operators(trace: Trace) -> list[Event]:
     found: list[Event] = []
     for thread in trace.host.values():
         last = Event()
-        for event in in_order(thread, outer_first):
+        for event in sorted(thread, key=outer_first):
             work = own_work(event.name) if event.cat == "cpu_op" else None
             if event.ts < last.ts + last.dur:
                 if work not in ("gemm", "gemm_fp8") or is_fp8_gemm(last.name):
@@ -178,8 +159,6 @@ def _computing_operators(trace: Trace) -> list[Event]:
                 last = event
     return found
 
-
-Name = TypeVar("Name", bound=str)
 
 Gap = tuple[int, int, Work]
 """Start and end in ns, and the work that ended it."""
@@ -202,19 +181,12 @@ def sweep(works: Sequence[Work]) -> list[Gap]:
 
 
 def _share(works: Sequence[Work]) -> None:
-    if len(works) == 1:
-        works[0].own = works[0].end - works[0].start
-        return
-    times = sorted({time for work in works for time in (work.start, work.end)})
-    running: list[tuple[int, int]] = []
-    coming = 0
-    for now, then in pairwise(times):
-        while coming < len(works) and works[coming].start <= now:
-            heappush(running, (works[coming].rank, coming))
-            coming += 1
-        while works[running[0][1]].end <= now:
-            heappop(running)
-        works[running[0][1]].own += then - now
+    coming, running = deque(works), list[Work]()
+    for now, then in pairwise(sorted({time for work in works for time in (work.start, work.end)})):
+        while coming and coming[0].start <= now:
+            running.append(coming.popleft())
+        running = [work for work in running if work.end > now]
+        min(running, key=attrgetter("rank")).own += then - now
 
 
 def divided(works: Iterable[Work]) -> tuple[dict[Family, int], list[KernelGroup]]:
@@ -237,7 +209,7 @@ def divided(works: Iterable[Work]) -> tuple[dict[Family, int], list[KernelGroup]
     return families, sorted(groups, key=lambda group: (-group.time_ms, group.name, group.family))
 
 
-def longest_first(times: Mapping[Name, int]) -> dict[Name, float]:
+def longest_first(times: Mapping[Any, int]) -> dict[Any, float]:
     """Turn times in ns into ms."""
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
     return {name: time / 1e6 for name, time in ordered}
@@ -259,7 +231,6 @@ class ProfiledStep:
     """Longest first; a name with two kinds of work has two. They add up to ``busy_ms``."""
 
 
-@collector_paused()
 def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
     """Split the trace's step.
 

@@ -4,18 +4,13 @@
 ``External id`` of the innermost open operator, if any.
 """
 
-import gc
 import gzip
-import stat
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from operator import lt
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -97,40 +92,6 @@ class Trace:
     with_stack: bool = False
 
 
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector, which would scan live events repeatedly."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def read_gpu_trace(path: Path) -> Trace:
-    """Read a trace with work of a GPU.
-
-    Raises `fp8doctor.facts.record.UnreadableDocument`; OSError if the file cannot be read.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UnreadableDocument("it is not a file; name a trace (.json or .json.gz)")
-    trace = read_trace(path)
-    if trace.gpu:
-        return trace
-    if trace.launches:
-        raise UnreadableDocument(
-            "it holds calls of the CUDA runtime and no kernel: the profiler did not see the GPU (CUPTI could "
-            "not be used, or another profiler had it)"
-        )
-    raise UnreadableDocument(
-        "it holds no work of a GPU; record it on the GPU with "
-        "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
-    )
-
-
-@collector_paused()
 def read_trace(path: Path) -> Trace:
     """Read a trace, plain or gzip. Raises `fp8doctor.facts.record.UnreadableDocument`."""
     try:
@@ -179,11 +140,6 @@ def _content(path: Path) -> bytearray:
                     "(schedule=torch.profiler.schedule(wait=2, warmup=2, active=3)) without with_stack"
                 )
     return content
-
-
-def in_order(events: list[Event], order: Callable[[Event], tuple[Any, ...]]) -> list[Event]:
-    starts = [event.ts for event in events]
-    return events if all(map(lt, starts, islice(starts, 1, None))) else sorted(events, key=order)
 
 
 def outer_first(event: Event) -> tuple[float, float]:

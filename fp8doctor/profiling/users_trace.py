@@ -1,12 +1,11 @@
 """Read the user's own trace: steps, kernels, and why the GPU was idle."""
 
-from __future__ import annotations
-
 import re
+import stat
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -15,14 +14,51 @@ from typing import Literal
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.profiled_step import Gap, Work, divided, longest_first, sweep, work_of
-from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
+from fp8doctor.profiling.trace import Event, Trace, outer_first, read_trace
+
+UNNUMBERED = -1
+"""GPU of an event without a number."""
 
 
-@collector_paused()
+class Times:
+    """Disjoint stretches of time in ns, in order."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        for start, end in sorted(spans):
+            if self.ends and start <= self.ends[-1]:
+                self.ends[-1] = max(self.ends[-1], end)
+            else:
+                self.starts.append(start)
+                self.ends.append(end)
+
+    def within(self, start: int, end: int) -> int:
+        inside = range(bisect_right(self.ends, start), bisect_left(self.starts, end))
+        return sum(min(end, self.ends[each]) - max(start, self.starts[each]) for each in inside)
+
+
 def traced_step(path: Path) -> TracedStep:
-    """Read a trace. Raises `fp8doctor.facts.record.UnreadableDocument`."""
-    trace = read_gpu_trace(path)
-    device, gpus = _busiest_gpu(trace.gpu)
+    """Read a trace with work of a GPU.
+
+    Raises `fp8doctor.facts.record.UnreadableDocument`; OSError if the file cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnreadableDocument("it is not a file; name a trace (.json or .json.gz)")
+    trace = read_trace(path)
+    if not trace.gpu:
+        raise UnreadableDocument(
+            "it holds calls of the CUDA runtime and no kernel: the profiler did not see the GPU (CUPTI could "
+            "not be used, or another profiler had it)"
+            if trace.launches
+            else "it holds no work of a GPU; record it on the GPU with "
+            "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
+        )
+    took = defaultdict[int, float](float)
+    for event in trace.gpu:
+        took[event.args.device] += event.dur
+    numbered = [device for device in took if device != UNNUMBERED] or [UNNUMBERED]
+    device = max(numbered, key=lambda each: took[each])
     its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
     if not its:
         raise UnreadableDocument("none of the GPU's work in it takes any time")
@@ -32,19 +68,28 @@ def traced_step(path: Path) -> TracedStep:
     earlier = {event.args.correlation: Event() for event in its if 0 < event.args.correlation < first}
     trace = replace(trace, gpu=its, launches=earlier | trace.launches)
     works = work_of(trace)
-    marks = marks_of(trace)
-    at = [marks.step_at(round(work.launched) if work.launched >= 0 else work.start) for work in works]
+    marked_by, steps = marks_of(trace)
+
+    def step_at(work: Work) -> int | None:
+        """Return the number of the step that launched it."""
+        launched = begun(work)
+        number = bisect_right(steps, launched, key=itemgetter(0)) - 1
+        return number if number >= 0 and launched < steps[number][1] else None
+
+    at = [step_at(work) for work in works]
     if not any(step is not None for step in at):
-        marks = StepMarks(None, ((-1, max(work.end for work in works)),))
-        at = [0] * len(works)
-    gaps, edges = sweep(works), _edges(works, marks, at)
+        marked_by, steps, at = None, [(-1, max(work.end for work in works))], [0] * len(works)
+    edges = _edges(works, marked_by, steps, at)
     worked = sorted({step for step in at if step is not None})
-    compiled = compilations(trace)
-    on_host = marks.steps if marks.by else [(edges[0], edges[1])]
-    calm = [step for step in worked if not compiled.within(*on_host[step])]
+    events = chain.from_iterable(trace.host.values())
+    compiled = Times(span(event) for event in events if event.name.endswith(_COMPILING))
+    calm = [
+        step for step in worked if not compiled.within(*(steps[step] if marked_by else (edges[0], edges[1])))
+    ]
     counted = calm or worked
     length = [edges[step + 1] - edges[step] for step in counted]
     wanted = set(counted)
+    gaps = sweep(works)
     families, kernels = divided(work for work, step in zip(works, at, strict=True) if step in wanted)
     windows = Times((edges[step], edges[step + 1]) for step in counted)
     idle = _idle(trace, compiled, works, gaps, windows)
@@ -53,11 +98,11 @@ def traced_step(path: Path) -> TracedStep:
     return TracedStep(
         file=path.name,
         gpu=trace.gpus.get(device),
-        gpus=gpus,
+        gpus=len(numbered),
         rank=trace.rank,
         world_size=trace.world_size,
-        steps=len(counted) if marks.by else 0,
-        marked_by=marks.by,
+        steps=len(counted) if marked_by else 0,
+        marked_by=marked_by,
         compiling_steps=len(worked) - len(calm),
         compiled=not calm,
         step_ms=(sum(families.values()) + sum(idle.values())) / 1e6 / len(counted),
@@ -81,37 +126,34 @@ def traced_step(path: Path) -> TracedStep:
     )
 
 
-UNNUMBERED = -1
-"""GPU of an event without a number."""
+def begun(work: Work) -> int:
+    """Return when work was launched, or began if that is unknown."""
+    return round(work.launched) if work.launched >= 0 else work.start
 
 
-def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
-    times = dict.fromkeys({event.args.device for event in events}, 0.0)
-    if len(times) > 1:
-        for event in events:
-            times[event.args.device] += event.dur
-    numbered = [device for device in times if device != UNNUMBERED] or [UNNUMBERED]
-    return max(numbered, key=lambda device: times[device]), len(numbered)
+Marked = Literal["profiler", "optimizer"] | None
+"""Who marked the steps."""
+
+Steps = list[tuple[int, int]]
+"""In order, begin and end of each on the host in ns."""
 
 
-def _edges(works: Sequence[Work], marks: StepMarks, at: Sequence[int | None]) -> list[int]:
+def _edges(works: Sequence[Work], marked_by: Marked, steps: Steps, at: Sequence[int | None]) -> list[int]:
     """Return when the GPU began the first step, and when it finished each, in ns.
 
     A step begins when the host began and the GPU was free. Without the profiler's marks the first begins with
     the GPU's work.
     """
-    done = [0] * len(marks.steps)
-    before = 0
+    done, before = [0] * len(steps), 0
     for work, step in zip(works, at, strict=True):
         if step is not None:
             done[step] = max(done[step], work.end)
-        elif (work.launched if work.launched >= 0 else work.start) < marks.steps[0][0]:
+        elif begun(work) < steps[0][0]:
             before = max(before, work.end)
-    begin = marks.steps[0][0] if marks.by == "profiler" else works[0].start
-    edges = [max(begin, before)]
-    for number, (_, end) in enumerate(marks.steps):
-        following = marks.steps[number + 1][0] if number + 1 < len(marks.steps) else end
-        edges.append(max(edges[-1], following, done[number]))
+    edges = [max(steps[0][0] if marked_by == "profiler" else works[0].start, before)]
+    following = [*(begin for begin, _ in steps[1:]), steps[-1][1]]
+    for then, end in zip(following, done, strict=True):
+        edges.append(max(edges[-1], then, end))
     return edges
 
 
@@ -157,51 +199,16 @@ OPTIMIZER_STEP = "Optimizer.step#"
 """Annotation around every step of torch's optimizers."""
 
 
-class Times:
-    """Disjoint stretches of time in ns, in order."""
-
-    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        for start, end in sorted(spans):
-            if self.ends and start <= self.ends[-1]:
-                self.ends[-1] = max(self.ends[-1], end)
-            else:
-                self.starts.append(start)
-                self.ends.append(end)
-
-    def within(self, start: int, end: int) -> int:
-        inside = range(bisect_right(self.ends, start), bisect_left(self.starts, end))
-        return sum(min(end, self.ends[each]) - max(start, self.starts[each]) for each in inside)
-
-
-def compilations(trace: Trace) -> Times:
-    events = chain.from_iterable(trace.host.values())
-    return Times(span(event) for event in events if event.name.endswith(_COMPILING))
-
-
 def span(event: Event) -> tuple[int, int]:
     start = round(event.ts * 1e3)
     return start, start + round(event.dur * 1e3)
 
 
-@dataclass(frozen=True)
-class StepMarks:
-    """Steps in order, begin and end of each on the host in ns."""
-
-    by: Literal["profiler", "optimizer"] | None
-    steps: tuple[tuple[int, int], ...]
-
-    def step_at(self, time: int) -> int | None:
-        number = bisect_right(self.steps, time, key=itemgetter(0)) - 1
-        return number if number >= 0 and time < self.steps[number][1] else None
-
-
-def marks_of(trace: Trace) -> StepMarks:
+def marks_of(trace: Trace) -> tuple[Marked, Steps]:
     """Find the profiler's steps, else those of the most frequent optimizer."""
     profiler = sorted(span(event) for event in trace.annotations if event.name.startswith(PROFILER_STEP))
     if profiler:
-        return StepMarks("profiler", tuple(profiler))
+        return "profiler", profiler
     ends: dict[str, list[int]] = defaultdict(list)
     until = -1
     for event in sorted(trace.annotations, key=outer_first):
@@ -211,9 +218,9 @@ def marks_of(trace: Trace) -> StepMarks:
             until = end
     steps = max(ends.values(), key=lambda each: (len(each), each), default=[])
     if len(steps) < 2:
-        return StepMarks(None, ())
+        return None, []
     begin = round(min(event.ts for event in chain.from_iterable(trace.host.values())) * 1e3)
-    return StepMarks("optimizer", tuple(pairwise((begin, *steps))))
+    return "optimizer", list(pairwise((begin, *steps)))
 
 
 _COMPILING = "(dynamo_timed)"
