@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fp8doctor.analysis.arms import lacked_time
-from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.copies.depth import WHOLE, Plan, Stack
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import StepMemory
@@ -48,7 +48,7 @@ def attempted(depths: int) -> Attempt:
 
 def test_rounds_that_no_line_fits_are_no_time() -> None:
     """On a shared GPU a deeper cut may take less than a shallow one, and full depth less than nothing."""
-    plan = Plan((Stack("blocks", 24, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 6})))
+    plan = Plan((Stack("blocks", 24, 0, 1),), ({"blocks": 2}, {"blocks": 6}))
     arm = _arm(plan, attempted(2), {("as_is", 0): [60.0, 40.0], ("as_is", 1): [30.0, 80.0]})
     assert not arm.tried
     assert lacked_time(arm)
@@ -56,7 +56,7 @@ def test_rounds_that_no_line_fits_are_no_time() -> None:
 
 def test_a_variants_time_is_the_median_of_its_rounds() -> None:
     rounds = [10.0, 11.0, 15.0, 30.0, 70.0]
-    arm = _arm(Plan((), (Cut({}),)), attempted(1), {("as_is", 0): rounds})
+    arm = _arm(WHOLE, attempted(1), {("as_is", 0): rounds})
     assert (arm.low_ms, arm.step_ms, arm.high_ms) == (10.0, 15.0, 70.0)
     assert arm.cuts[0].step_ms == 15.0
     assert arm.rounds_ms == (*rounds,)

@@ -15,7 +15,7 @@ from fp8doctor.profiling.profiled_step import step_of
 from fp8doctor.running.patches import Patch, unnoticed
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import state_of
-from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.copies.depth import WHOLE
 from fp8doctor.trial.measure.evidence import (
     ANOTHER_PROFILER,
     counted,
@@ -109,7 +109,7 @@ class StepProfiler:
                 fp8_gemms=proof.fp8_gemms,
                 graphs_run=proof.graphs_run,
                 host_copies_ms=sum(copies),
-                breakdown=breakdown(Plan((), (Cut({}),)), [step], median(seen.steps_ms)),
+                breakdown=breakdown(WHOLE, [step], median(seen.steps_ms)),
             )
         return seen
 

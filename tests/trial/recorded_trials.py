@@ -10,7 +10,7 @@ import torch
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial import conductor
-from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.copies.depth import WHOLE
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
@@ -121,7 +121,7 @@ class RecordedBench:
     order: list[str] = field(default_factory=list)
     """The variants that were built."""
     device = CPU
-    plan = Plan((), (Cut({}),))
+    plan = WHOLE
     guard = observer = host = SimpleNamespace(look=lambda: None)
 
     @property

@@ -187,6 +187,6 @@ def test_blocks_are_compiled_once_for_all_cuts_and_one_graph_for_each(lists: lis
     of.close()
     assert attempt.no_number is None
     shallow, deep = (ready.compiled for ready in attempt.ready)
-    assert frames == deep.graphs + (0 if lists else shallow.graphs)
-    assert bool(lists) is (shallow.graphs == frames)
-    assert (shallow.recompilations, deep.recompilations, shallow.left_eager) == (0, 0, ())
+    assert frames == deep["graphs"] + (0 if lists else shallow["graphs"])
+    assert bool(lists) is (shallow["graphs"] == frames)
+    assert (shallow["recompilations"], deep["recompilations"], shallow["left_eager"]) == (0, 0, ())

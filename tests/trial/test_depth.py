@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, T5Config, T5ForConditionalGeneration
 
-from fp8doctor.trial.copies.depth import Cut, Plan, Stack, plans
+from fp8doctor.trial.copies.depth import Plan, Stack, plans
 
 
 def linears(count: int) -> nn.ModuleList:
@@ -23,7 +23,7 @@ def without_weights(*counts: int) -> nn.Module:
 
 def kept(made: Plan) -> list[tuple[int, ...]]:
     """How many blocks of each list."""
-    return [tuple(dict(cut.kept).values()) for cut in made.cuts]
+    return [tuple(dict(cut).values()) for cut in made.cuts]
 
 
 def test_a_model_is_cut_at_two_depths_and_smaller_for_a_memory_that_is_too_small() -> None:
@@ -90,11 +90,11 @@ def test_special_blocks_at_the_front_are_kept() -> None:
 def test_a_linear_cost_is_predicted_exactly(counts: list[int], fixed: float, slopes: list[float]) -> None:
     stacks = tuple(Stack(str(i), count, 0, 1) for i, count in enumerate(counts))
     base: dict[str, int] = {stack.name: 2 for stack in stacks}
-    made = Plan(stacks, (Cut(base), *(Cut({**base, stack.name: 6}) for stack in stacks)))
+    made = Plan(stacks, (base, *({**base, stack.name: 6} for stack in stacks)))
 
     def cost(blocks: Any) -> float:
         return fixed + sum(slope * blocks[str(i)] for i, slope in enumerate(slopes[: len(counts)]))
 
     whole = cost({str(i): count for i, count in enumerate(counts)})
-    assert made.full([cost(cut.kept) for cut in made.cuts]) == pytest.approx(whole, rel=1e-9, abs=1e-6)
+    assert made.full([cost(cut) for cut in made.cuts]) == pytest.approx(whole, rel=1e-9, abs=1e-6)
     assert sum(made.weights()) == pytest.approx(1.0)

@@ -12,7 +12,7 @@ from torchao.optim import AdamW8bit
 from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.copies.depth import WHOLE, Plan, Stack
 from fp8doctor.trial.copies.step import before_the_update
 from fp8doctor.trial.measure import memory
 from fp8doctor.trial.measure.attempt import Attempt, Ready, beyond_gpu
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 OTHER = torch.device("cuda")
-PLAN = Plan((Stack("blocks", 32, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))
+PLAN = Plan((Stack("blocks", 32, 0, 1),), ({"blocks": 4}, {"blocks": 12}))
 
 
 def bytes_of(value: float | None) -> int:
@@ -200,7 +200,7 @@ def test_what_a_job_holds_apart_from_its_model_is_part_of_its_peak(monkeypatch: 
     assert peaks[1] - peaks[0] == pytest.approx(held)
 
 
-DEPTHS = Plan((Stack("blocks", 10, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 4})))
+DEPTHS = Plan((Stack("blocks", 10, 0, 1),), ({"blocks": 2}, {"blocks": 4}))
 """Two blocks more take twenty GiB more below: the whole model 40 + 4 * 20 = 120."""
 
 
@@ -237,6 +237,6 @@ def test_what_is_predicted_to_exceed_the_gpu_at_full_depth_has_no_number(
 ) -> None:
     found = beyond_gpu(arm, [AT_CUTS, arm], DEPTHS, gib)
     assert (found is None) is fits
-    assert beyond_gpu(arm, [AT_CUTS, arm], Plan((), (Cut({}),)), gib) is None, "what was run whole fits"
+    assert beyond_gpu(arm, [AT_CUTS, arm], WHOLE, gib) is None, "what was run whole fits"
     if found:
         assert found.why is Reason.DOES_NOT_FIT

@@ -323,7 +323,7 @@ def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
     assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before
     assert not any(module._forward_pre_hooks for module in of.model.modules())
     deep = frames(Frames(30))
-    assert [dict(cut.kept) for cut in rows.shallow(deep, examine(deep)).cuts] == [{"b": 4}]
+    assert [dict(cut) for cut in rows.shallow(deep, examine(deep)).cuts] == [{"b": 4}]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fp8doctor.facts.arm_names import ArmName, conversion_to
-from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.copies.depth import WHOLE
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.timer import (
     LEAST_ROUNDS,
@@ -94,7 +94,6 @@ def test_rounds_are_added_while_the_question_is_open(
     assert (len(samples["A", 0]), looks) == (rounds, asked)
 
 
-WHOLE = Plan((), (Cut({}),))
 AS_IS, COMPILED, NO_FP8, CONVERTED, PRESCRIBED, ALIKE, CHANGED = (
     VariantPlan(name, as_it_is, fp8=fp8, place=place)
     for name, fp8, place in (

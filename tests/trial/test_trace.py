@@ -18,7 +18,7 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies import depth
-from fp8doctor.trial.copies.depth import Cut, Plan, Stack
+from fp8doctor.trial.copies.depth import WHOLE, Plan, Stack
 from fp8doctor.trial.measure import evidence
 from fp8doctor.trial.measure import results as trace
 from fp8doctor.trial.measure.attempt import Attempt
@@ -101,7 +101,7 @@ def test_the_self_check_of_fp8_is_not_explained_in_place_of_a_variant() -> None:
     named = [AS_IS, replace(AS_IS, name="bf16_again"), replace(AS_IS, name="prescribed")]
     attempts = [Attempt(replace(each, fp8=True)) for each in named]
     samples = {(each.name, 0): [ms] * 5 for each, ms in zip(named, (3.0, 1.0, 2.0), strict=True)}
-    bench: Any = SimpleNamespace(plan=Plan((), (Cut({}),)), samples=samples, timed=attempts)
+    bench: Any = SimpleNamespace(plan=WHOLE, samples=samples, timed=attempts)
     assert [each.plan.name for each in trace.compared(bench)] == ["as_is", "prescribed"]
 
 
@@ -161,7 +161,7 @@ def test_a_step_that_raises_while_it_is_proven_is_no_failure_of_the_profiler() -
 
 # From the cuts to full depth
 
-PLAN = Plan((Stack("blocks", 26, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))
+PLAN = Plan((Stack("blocks", 26, 0, 1),), ({"blocks": 4}, {"blocks": 12}))
 
 
 def at(busy_ms: float, kernels: int = 10, **families_ms: float) -> ProfiledStep:
@@ -183,7 +183,7 @@ def test_waiting_for_other_ranks_beyond_the_step_makes_nothing_else_shorter(
     waited_ms: float, communication_ms: float, scale: float
 ) -> None:
     step = at(50.0 * scale + waited_ms, cast=50.0 * scale, communication=waited_ms)
-    told = breakdown(Plan((), (Cut({}),)), [step], 50.0 + communication_ms)
+    told = breakdown(WHOLE, [step], 50.0 + communication_ms)
     assert told.families_ms == pytest.approx({"cast": 50.0, "communication": communication_ms})
     assert (told.scale, told.idle_ms) == pytest.approx((scale, 0.0))
 

@@ -55,15 +55,12 @@ class Stack:
         return min(self.count, self.prefix + patterns * self.period)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """One cut of the model: how many blocks of each list are kept."""
+Cut = Mapping[str, int]
+"""List name -> number of its blocks that are kept, from the first on; the others are whole."""
 
-    kept: Mapping[str, int]
-    """List name -> number of blocks, from the first on."""
 
-    def __str__(self) -> str:
-        return " + ".join(str(count) for count in self.kept.values()) or "whole"
+def in_words(cut: Cut) -> str:
+    return " + ".join(map(str, cut.values()))
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Plan:
             return (1.0,)
         base = self.cuts[0]
         slopes = [
-            (stack.count - base.kept[stack.name]) / (cut.kept[stack.name] - base.kept[stack.name])
+            (stack.count - base[stack.name]) / (cut[stack.name] - base[stack.name])
             for stack, cut in zip(self.stacks, self.cuts[1:], strict=True)
         ]
         return (1.0 - sum(slopes), *slopes)
@@ -94,7 +91,7 @@ class Plan:
         return sum(weight * value for weight, value in zip(self.weights(), values, strict=True))
 
 
-WHOLE = Plan((), (Cut({}),))
+WHOLE = Plan((), ({},))
 
 
 def cleaned(name: str) -> str:
@@ -118,25 +115,22 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
     worth = [stack for stack in stacks if stack.count >= least]
     short = not worth or (roomy and not as_one and sum(stack.count for stack in stacks) <= MOST_WHOLE)
     there = not any(each.is_meta and not is_stand_in(each) for each in model.parameters())
-    whole = [WHOLE] if short and there else []
-    found = [*whole, *(made for depths in pairs if (made := _plan(worth or stacks, *depths)))]
-    return [made for i, made in enumerate(found) if made not in found[:i]] or [WHOLE]
+    found = [WHOLE] if short and there else []
+    for shallow, deep in pairs:
+        second = {each.name: each.keep(max(deep, shallow + each.period)) for each in worth or stacks}
+        usable = [each for each in worth or stacks if each.keep(shallow) < second[each.name] < each.count]
+        base = {each.name: each.keep(shallow) for each in usable}
+        made = Plan((*usable,), (base, *({**base, each.name: second[each.name]} for each in usable)))
+        if usable and made not in found:
+            found.append(made)
+    return found or [WHOLE]
 
 
 def first_blocks(model: nn.Module, lists: Sequence[str], blocks: int) -> Plan:
     """Plan one cut that keeps the first blocks of every longer list, in whole patterns."""
     found = (stack for name in lists if (stack := _stack(name, model.get_submodule(name))))
     longer = tuple(stack for stack in found if stack.keep(blocks) < stack.count)
-    return Plan(longer, (Cut({stack.name: stack.keep(blocks) for stack in longer}),))
-
-
-def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
-    """Cut every list that is long enough to two depths; None if there is none."""
-    second = {stack.name: stack.keep(max(deep, shallow + stack.period)) for stack in stacks}
-    usable = tuple(stack for stack in stacks if stack.keep(shallow) < second[stack.name] < stack.count)
-    base = {stack.name: stack.keep(shallow) for stack in usable}
-    deeper = (Cut({**base, stack.name: second[stack.name]}) for stack in usable)
-    return Plan(usable, (Cut(base), *deeper)) if usable else None
+    return Plan(longer, ({stack.name: stack.keep(blocks) for stack in longer},))
 
 
 def compare(whole: nn.Module, cut: nn.Module, name: str, blocks: int) -> None:
@@ -157,25 +151,27 @@ def _kinds(model: nn.Module) -> dict[str, tuple[object, ...]]:
 
 
 def _stack(name: str, blocks: nn.Module) -> Stack | None:
+    """Compare blocks by their work: classes, parameter shapes, and plain settings such as ``layer_type``."""
     if type(blocks) not in (nn.ModuleList, nn.Sequential):
         return None
-    signatures = [_signature(block) for block in blocks.children()]
+    signatures = [
+        (
+            [type(module).__qualname__ for module in block.modules()],
+            _kinds(block),
+            [
+                (name, key, value)
+                for name, module in block.named_modules()
+                if not type(module).__module__.startswith(LIBRARIES)
+                for key, value in sorted(vars(module).items())
+                if isinstance(value, (bool, str, int)) and not key.startswith("_")
+                if not NUMBERING.search(key)
+            ],
+        )
+        for block in blocks.children()
+    ]
     for prefix in range(min(len(signatures), 4)):
         rest = signatures[prefix:]
         for period in range(1, min(8, len(rest) // 2) + 1):
             if rest == rest[:period] * (len(rest) // period):
                 return Stack(name, len(signatures), prefix, period)
     return None
-
-
-def _signature(block: nn.Module) -> tuple[object, ...]:
-    """Describe a block's work: classes, parameter shapes, and plain settings such as ``layer_type``."""
-    settings = tuple(
-        (name, key, value)
-        for name, module in block.named_modules()
-        if not type(module).__module__.startswith(LIBRARIES)
-        for key, value in sorted(vars(module).items())
-        if isinstance(value, (bool, str, int)) and not key.startswith("_") and not NUMBERING.search(key)
-    )
-    kinds = tuple(type(module).__qualname__ for module in block.modules())
-    return kinds, tuple(_kinds(block).items()), settings

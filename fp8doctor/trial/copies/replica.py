@@ -238,9 +238,9 @@ def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Modu
     Returns the job that it belongs to, the truncated model, and the memo from that job's parameters to its
     own.
     """
-    of, cuts = job, cut.kept
-    if job.rebuild is not None and len(cut.kept) == 1:
-        ((name, blocks),) = cut.kept.items()
+    of, cuts = job, cut
+    if job.rebuild is not None and len(cut) == 1:
+        ((name, blocks),) = cut.items()
         try:
             with device:
                 model, optimizer = job.rebuild(blocks)

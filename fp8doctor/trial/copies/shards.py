@@ -67,42 +67,43 @@ class InputCastHook:
     @never_traced  # as FSDP's, around whose module a graph ends
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Cast tensors of floating point; None casts none."""
-        return tree_map(self._cast, (args, kwargs))
 
-    def _cast(self, value: Any) -> Any:
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(self._dtype) if floating and self._dtype is not None else value
+        def cast(value: Any) -> Any:
+            return value.to(self._dtype) if torch.is_tensor(value) and value.is_floating_point() else value
+
+        return (args, kwargs) if self._dtype is None else tree_map(cast, (args, kwargs))
 
 
 def partial_step_optimizer(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return a subclass of an optimizer that steps the part of each parameter that a process holds."""
+    """Return a subclass of an optimizer that steps the part of each parameter that a process holds.
+
+    One without a `Shard` is whole.
+    """
+
+    def part_of(parameter: nn.Parameter, parts: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> nn.Parameter:
+        shard: Shard | None = parameter.__dict__.get(SHARD)
+        if shard is None:
+            return parameter
+        if id(parameter) not in parts:
+            data = _first(parameter.detach(), shard.elements).to(shard.dtype, copy=True)
+            parts[id(parameter)] = parameter, nn.Parameter(data)
+        part = parts[id(parameter)][1]
+        gradient = parameter.grad
+        part.grad = None if gradient is None else _first(gradient, shard.elements).to(shard.dtype)
+        return part
 
     def step(self: Any, closure: Callable[[], float] | None = None) -> Any:
         parts = self.__dict__.setdefault("_fp8doctor_parts", {})
         whole = [group["params"] for group in self.param_groups]
         try:
             for group in self.param_groups:
-                group["params"] = [_part(each, parts) for each in group["params"]]
+                group["params"] = [part_of(each, parts) for each in group["params"]]
             return kind.step(self, closure) if closure is not None else kind.step(self)
         finally:
             for group, parameters in zip(self.param_groups, whole, strict=True):
                 group["params"] = parameters
 
     return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
-
-
-def _part(parameter: nn.Parameter, parts: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> nn.Parameter:
-    """Return the part of a parameter with its gradient; one without a `Shard` is whole."""
-    shard: Shard | None = parameter.__dict__.get(SHARD)
-    if shard is None:
-        return parameter
-    if id(parameter) not in parts:
-        data = _first(parameter.detach(), shard.elements).to(shard.dtype, copy=True)
-        parts[id(parameter)] = parameter, nn.Parameter(data)
-    part = parts[id(parameter)][1]
-    gradient = parameter.grad
-    part.grad = None if gradient is None else _first(gradient, shard.elements).to(shard.dtype)
-    return part
 
 
 def _first(whole: torch.Tensor, elements: int) -> torch.Tensor:

@@ -4,7 +4,8 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from types import MethodType
 from typing import Any, cast
 
@@ -89,13 +90,11 @@ def training_step(
     """
     model, batch = variant.model, variant.batch
     own = own_step(job.training_step, as_compiled=variant.step_as_compiled)
+    casts = partial(torch.autocast, device.type, dtype=variant.autocast) if variant.autocast else nullcontext
 
     def step() -> torch.Tensor:
         for _ in range(job.workload.accumulate):
-            with (
-                torch.autocast(device.type, dtype=variant.autocast) if variant.autocast else nullcontext(),
-                variant.around(),
-            ):
+            with casts(), variant.around():
                 output = None if own else call(model, batch)
                 loss = own(model, batch) if own else loss_of(job, output, batch)
             before_backward()
@@ -177,34 +176,36 @@ class WatchedSteps:
 
     def __init__(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
         self._step, self._optimizer = step, optimizer
-        self._losses: list[torch.Tensor] = []
-        self._gradients: list[torch.Tensor] = []
+        self._finite: dict[str, list[torch.Tensor]] = {"loss": [], "gradients": []}
+        """Whether each was finite, by steps."""
 
     def __call__(self) -> torch.Tensor:
         with before_the_update(self._optimizer, self._look):
             loss = self._step()
-        self._losses.append(loss.isfinite().all())
+        self._finite["loss"].append(loss.isfinite().all())
         return loss
 
     def _look(self, gradients: list[torch.Tensor]) -> None:
         largest = [torch.linalg.vector_norm(each, torch.inf) for each in gradients]
-        self._gradients.append(torch.stack([each.square().isfinite() for each in largest]).all())
+        self._finite["gradients"].append(torch.stack([each.square().isfinite() for each in largest]).all())
         _clear(gradients)
 
     def non_finite(self) -> tuple[str, ...] | None:
         """Name what was NaN or infinite, ``loss`` or ``gradients`` or their squares; None if not seen."""
-        if len(self._gradients) < len(self._losses):
+        if len(self._finite["gradients"]) < len(self._finite["loss"]):
             return None
-        seen = {"loss": self._losses, "gradients": self._gradients}
-        return tuple(name for name, finite in seen.items() if finite and not bool(torch.stack(finite).all()))
+        return tuple(name for name, seen in self._finite.items() if seen and not torch.stack(seen).all())
 
     def unwatched(self) -> Step:
         """Return the step itself, with its update still guarded if that was needed."""
-        return self._kept_finite if "gradients" in (self.non_finite() or ()) else self._step
+        if "gradients" not in (self.non_finite() or ()):
+            return self._step
 
-    def _kept_finite(self) -> torch.Tensor:
-        with before_the_update(self._optimizer, _clear):
-            return self._step()
+        def kept_finite() -> torch.Tensor:
+            with before_the_update(self._optimizer, _clear):
+                return self._step()
+
+        return kept_finite
 
 
 @contextmanager
@@ -214,25 +215,15 @@ def before_the_update(
     """Pass the gradients to ``act`` when the optimizer begins its step."""
 
     def hook(*_: Any) -> None:
-        found = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        data = [each._values() if each.is_sparse else each for each in found]
+        held = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+        found = [each._values() if each.is_sparse else each for each in held if each is not None]
         with suppress(RuntimeError, NotImplementedError, TypeError):
-            act([each for each in data if each.numel()])
+            act([each for each in found if each.numel()])
 
-    try:
-        handle = optimizer.register_step_pre_hook(hook)
-    except AttributeError:  # an optimizer that never called the constructor of torch's
+    with ExitStack() as stack:
+        with suppress(AttributeError):  # of an optimizer that never called the constructor of torch's
+            stack.callback(optimizer.register_step_pre_hook(hook).remove)
         yield
-        return
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _clear(gradients: list[torch.Tensor]) -> None:

@@ -43,16 +43,19 @@ class _Place:
 
 def unsharded(job: Job) -> Job:
     """Return the job with a plain model in place of a sharded one, else itself. Raises `NotReplicable`."""
-    if not isinstance(job.model, nn.Module) or not _is_sharded(job.model):
+    if not isinstance(job.model, nn.Module):
+        return job
+    modules = [*job.model.modules()]
+    parameters = (each for module in modules for each in module._parameters.values())
+    if not any(_of(type(each), FSDP2, FSDP1, DTENSOR, DEEPSPEED) for each in (*modules, *parameters)):
         return job
     if any(_of(type(each), DTENSOR) for each in tensors(job.batch)):
         raise NotReplicable("its batch is sharded over processes (DTensor)")
     places = list(_places(job.model))
     stand_ins = {key: made for place in places for key, made in _stand_ins(place)}
-    held: Any = job.model
-    held = held.module if _of(type(held), DEEPSPEED) else held  # the engine has a __del__, and is not copied
+    whole: Any = job.model
     plain, memo = replicate(
-        held,
+        whole.module if _of(type(whole), DEEPSPEED) else whole,  # an engine has a __del__, and is not copied
         share=True,
         stand_ins=stand_ins,
         fill=lambda memo: _memoize_modules(places, memo),
@@ -65,12 +68,6 @@ def unsharded(job: Job) -> Job:
         memo[id(place.module)].register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
     optimizer = _optimizer(job.optimizer, memo, plain.parameters())
     return replace(job, model=plain, rebuild=None, optimizer=optimizer, sharded=job)
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    parameters = (each for module in model.modules() for each in module._parameters.values())
-    kinds = {type(each) for each in (*model.modules(), *parameters)}
-    return any(_of(kind, FSDP2, FSDP1, DTENSOR, DEEPSPEED) for kind in kinds)
 
 
 def _of(kind: type, *names: str) -> str | None:

@@ -104,7 +104,7 @@ def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Seen:
         return made[id(real)][1]
 
     stand_ins = {id(each): fake_of(each) for each in _not_copied(unwrapped(job.model))}
-    copied = replicate(job.model, cuts=plan.cuts[0].kept, share=True, stand_ins=stand_ins)[0]
+    copied = replicate(job.model, cuts=plan.cuts[0], share=True, stand_ins=stand_ins)[0]
     model = swap(strip_compile_marks(copied), _in_16_bits).train()
     give_own_code(model)
     for module in model.modules():

@@ -9,10 +9,9 @@ from torch import nn
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.stacks import NoCounterpart
-from fp8doctor.trial.copies.depth import Plan
+from fp8doctor.trial.copies.depth import Plan, in_words
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import StepMemory, full_peak
@@ -73,8 +72,7 @@ class Attempt:
     @property
     def compiled(self) -> bool:
         """Return whether something was compiled for it."""
-        counted = (ready.compiled.graphs for ready in self.ready)
-        return any(graphs is not NOT_RECORDED and graphs > 0 for graphs in counted)
+        return any(ready.compiled.get("graphs") for ready in self.ready)
 
     @property
     def waits_for_host(self) -> bool:
@@ -114,7 +112,7 @@ def beyond_gpu(
         fits = attempt.plan.name not in BF16_BASELINES or own <= gpu_gib or now > gpu_gib
     if fits:
         return None
-    cuts = " and ".join(map(str, plan.cuts))
+    cuts = " and ".join(map(in_words, plan.cuts))
     usable = f", of which a step may fill {percent(100 * USABLE)}" if changes else ""
     return NoNumber(
         Reason.DOES_NOT_FIT,

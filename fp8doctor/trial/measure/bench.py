@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -34,7 +34,7 @@ from fp8doctor.trial.copies.step import (
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP, Overrun, TrialRun, abort_after, still_there
 from fp8doctor.trial.measure.evidence import compilations, on_calls
-from fp8doctor.trial.measure.memory import MemoryWatch, is_roomy, leaves_room, rounding
+from fp8doctor.trial.measure.memory import LEAVES, MemoryWatch, is_roomy, rounding
 from fp8doctor.trial.measure.timer import Observer
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import Buffers, buffers_apart, free
@@ -122,7 +122,8 @@ class Bench:
             with suppress(torch.OutOfMemoryError):  # which goes, and with it what it held of the step
                 for cut in self.plan.cuts:
                     self._add(cut)
-                if usual or leaves_room(self.device):
+                whole = 0 if usual else torch.cuda.mem_get_info(self.device)[1]
+                if usual or torch.cuda.max_memory_allocated(self.device) <= (1.0 - LEAVES) * whole:
                     return True
         self.forget()
         raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
@@ -146,7 +147,7 @@ class Bench:
         probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
         give_own_code(probe.model)
         ran, missed = set[int](), 0
-        lists = [probe.model.get_submodule(cleaned(name)) for name in cut.kept]
+        lists = [probe.model.get_submodule(cleaned(name)) for name in cut]
         blocks = [block for held in lists for block in held.children()]
         with self.guard.armed(), on_calls(probe.model.modules(), lambda module, given: ran.add(id(module))):
             step = training_step(self.job, probe, self.optimizers[-1], self.device)
@@ -156,19 +157,11 @@ class Bench:
                 if not missed:
                     break
         if missed:
-            raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
+            kept = depth.in_words(cut)
+            raise NotReplicable(f"a cut to {kept} blocks does not run all of them ({missed} are skipped)")
 
     def variant(self, model: nn.Module) -> Variant:
         return Variant(model, self.batch, self.job.autocast, self.job.around)
-
-    def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
-        shared = self.optimizers[number]
-        held = {id(parameter) for group in shared.param_groups for parameter in group["params"]}
-        trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
-        if not variant.fused and trained <= held:
-            return shared
-        twins = dict(zip(map(id, self.bases[number].parameters()), variant.model.parameters(), strict=True))
-        return like(shared, twins, {"fused": True, "foreach": None} if variant.fused else {})
 
     def build(self, attempt: Attempt, until: float = math.inf) -> None:
         """Build the variant at every depth and warm it up, or note why it failed.
@@ -212,10 +205,10 @@ class Bench:
             if made and time.monotonic() >= until:
                 raise Overrun
             ready = self._at_depth(attempt.plan, number, own)
-            if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
+            if made and own and ready.compiled.get("graphs") and ready.compiled.get("recompilations") != 0:
                 ready = self._at_depth(attempt.plan, number, {})
             elif made and own:  # as many as at the depth that compiled them
-                ready.compiled.graphs = next(iter(made.values())).compiled.graphs
+                ready.compiled["graphs"] = next(iter(made.values())).compiled.get("graphs", 0)
             made[number] = ready
             # single blocks that are not recorded run the same graphs at other depths
             model, lists = ready.model, [stack.name for stack in self.plan.stacks]
@@ -228,7 +221,11 @@ class Bench:
         replica = replicate(self.bases[number], share=True)[0]
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
-        optimizer = self._optimizer(variant, number)
+        optimizer, parameters = self.optimizers[number], list(variant.model.parameters())
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        if variant.fused or any(each.requires_grad and id(each) not in held for each in parameters):
+            twins = dict(zip(map(id, self.bases[number].parameters()), parameters, strict=True))
+            optimizer = like(optimizer, twins, {"fused": True, "foreach": None} if variant.fused else {})
         memory = MemoryWatch(variant.model, optimizer, self.device, self.batch, self.run.apart_gib)
         step = training_step(self.job, variant, optimizer, self.device, memory.at_backward)
         buffers: Buffers = {}
@@ -254,7 +251,10 @@ class Bench:
                 if count == LEAST_WARM_UP - 1:
                     memory.begin()
                 stepped = time.monotonic()
-                with self.guard.armed() if count == 0 else nullcontext(), self._one_thread(count):
+                # a GPU's backward has a thread of its own, which no alarm can interrupt while it compiles
+                compiles = self.run.own_process and count < LEAST_WARM_UP - 1
+                one_thread = torch.autograd.set_multithreading_enabled(False) if compiles else nullcontext()
+                with self.guard.armed() if count == 0 else nullcontext(), one_thread:
                     watched()
                 launched_s = time.monotonic() - stepped if on_gpu else None
                 self.guard.look()
@@ -273,14 +273,6 @@ class Bench:
             launched_s=launched_s,
             non_finite=watched.non_finite(),
         )
-
-    def _one_thread(self, count: int) -> AbstractContextManager[object]:
-        """Run the backward of the first steps, which compile, in the main thread.
-
-        On a GPU it has a thread of its own, which no alarm can interrupt.
-        """
-        compiles = self.run.own_process and count < LEAST_WARM_UP - 1
-        return torch.autograd.set_multithreading_enabled(False) if compiles else nullcontext()
 
     def close(self) -> None:
         self.observer.close()

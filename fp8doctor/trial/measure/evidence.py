@@ -18,7 +18,6 @@ from torch import nn
 
 from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.files import own_folder
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.profiling.trace import Trace, read_trace
@@ -72,31 +71,25 @@ def why_not_profiled() -> str | None:
     return None if threading.current_thread() is threading.main_thread() else OUTSIDE_THE_MAIN_THREAD
 
 
-def profiled(
-    step: Callable[[], object],
-    device: torch.device,
-    *,
-    to_divide: bool = False,
-) -> Trace:
+def profiled(step: Callable[[], object], device: torch.device, *, to_divide: bool = False) -> Trace:
     """Run one step under the profiler and read its trace.
 
     ``to_divide`` records the types of the operators' inputs. On CUDA it also keeps the GPU busy right up to
     the step: after a rest its clocks are higher than when the step was timed.
     """
-    activities, settle = [torch.profiler.ProfilerActivity.CPU], None
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-        settle = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1) if to_divide else None
-    profile = torch.profiler.profile(activities=activities, schedule=settle, record_shapes=to_divide)
+    kinds, on_gpu = torch.profiler.ProfilerActivity, device.type == "cuda"
+    activities = [kinds.CPU, kinds.CUDA] if on_gpu else [kinds.CPU]
+    settles = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1) if on_gpu and to_divide else None
+    profile = torch.profiler.profile(activities=activities, schedule=settles, record_shapes=to_divide)
     with quiet_profiler(), profile:
-        if settle:
-            until = time.monotonic() + SETTLE_S
-            while time.monotonic() < until:
-                step()
-                torch.cuda.synchronize(device)
+        until = time.monotonic() + SETTLE_S
+        while settles and time.monotonic() < until:
+            step()
+            torch.cuda.synchronize(device)
+        if settles:
             profile.step()
         step()
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.synchronize(device)
     return exported(profile)
 
@@ -195,17 +188,8 @@ MOST_REASONS = 5
 """Most reasons of each kind to keep."""
 
 
-@dataclass
-class Compilations:
-    """What Dynamo did while it was watched; not recorded if this torch hides it."""
-
-    graphs: int = NOT_RECORDED
-    """The other fields are named as in `ArmCut`."""
-    graph_breaks: int = NOT_RECORDED
-    break_reasons: tuple[str, ...] = NOT_RECORDED
-    recompilations: int = NOT_RECORDED
-    recompile_reasons: tuple[str, ...] = NOT_RECORDED
-    left_eager: tuple[str, ...] = NOT_RECORDED
+Compilations = dict[str, Any]
+"""Fields of `ArmCut` by name, and ``graphs``, how many were compiled; without what this torch hides."""
 
 
 @contextmanager
@@ -228,14 +212,14 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
         breaks = counters("graph_break")
         if breaks is not None:
             more = {each: count - broken.get(each, 0) for each, count in breaks.items()}
-            seen.graphs, seen.graph_breaks = frames_compiled() - frames, sum(more.values())
-            seen.break_reasons = _few(_break(reason) for reason, count in more.items() if count)
+            seen.update(graphs=frames_compiled() - frames, graph_breaks=sum(more.values()))
+            seen["break_reasons"] = _few(_break(reason) for reason, count in more.items() if count)
         if kept is not None and all(hasattr(each, "recompile_reason") for each in log):  # torch 2.6 has none
             again = [each for each in log if each.recompile_reason]
-            seen.recompilations = sum(not each.fail_type for each in again)
-            seen.recompile_reasons = _few(_guard(each.recompile_reason) for each in again)
+            seen["recompilations"] = sum(not each.fail_type for each in again)
+            seen["recompile_reasons"] = _few(_guard(each.recompile_reason) for each in again)
         if kept is not None and all(hasattr(each, "compile_id") for each in log):
-            seen.left_eager = _left_eager(log, model)
+            seen["left_eager"] = _left_eager(log, model)
 
 
 def _few(reasons: Iterable[str]) -> tuple[str, ...]:

@@ -179,11 +179,6 @@ def is_roomy(root: nn.Module, device: torch.device) -> bool:
     return taken * 2**30 <= ROOMY * torch.cuda.mem_get_info(device)[1]
 
 
-def leaves_room(device: torch.device) -> bool:
-    whole = torch.cuda.mem_get_info(device)[1]
-    return torch.cuda.max_memory_allocated(device) <= (1.0 - LEAVES) * whole
-
-
 def full_peak(plan: Plan, steps: Sequence[StepMemory]) -> float | None:
     """Extrapolate the peak to full depth in GiB, and never below what a step holds at least.
 

@@ -3,7 +3,6 @@
 import logging
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -37,37 +36,26 @@ def explain(bench: Bench) -> None:
 
 def compared(bench: Bench) -> list[Attempt]:
     """List the step as it is, the fastest BF16, and the fastest other FP8."""
-    timed = [each for each in bench.timed if each.plan.name != ArmName.SELF_CHECK]
-    as_is = [each for each in timed if each.plan.name == ArmName.AS_IS]
-    in_fp8 = any(each.plan.fp8 for each in as_is)
-    with_fixes = () if in_fp8 else (ArmName.BF16_PRESCRIBED,)  # as its conversions have
-    groups = (
-        as_is,
-        [each for each in timed if each.plan.name in (*BF16_BASELINES, *with_fixes)],
-        [each for each in timed if each.plan.fp8 and each.plan.name != ArmName.AS_IS],
-    )
-
-    def median_ms(attempt: Attempt) -> float:
-        return interval(full_ms(bench.plan, bench.samples, attempt.plan)).value
-
-    return [min(group, key=median_ms) for group in groups if group]
+    as_is, others = list[Attempt](), list[Attempt]()
+    for each in bench.timed:
+        if each.plan.name != ArmName.SELF_CHECK:
+            (as_is if each.plan.name == ArmName.AS_IS else others).append(each)
+    # The conversions of a BF16 job have the fixes that help BF16 too.
+    bf16 = (*BF16_BASELINES, *(() if any(each.plan.fp8 for each in as_is) else (ArmName.BF16_PRESCRIBED,)))
+    in_bf16 = [each for each in others if each.plan.name in bf16]
+    in_fp8 = [each for each in others if each.plan.fp8]
+    return [
+        min(group, key=lambda each: interval(full_ms(bench.plan, bench.samples, each.plan)).value)
+        for group in (as_is, in_bf16, in_fp8)
+        if group
+    ]
 
 
 def prove(bench: Bench, attempt: Attempt) -> None:
-    """Prove by one step that the variant ran as named; of a compared one, profile a step at every depth.
-
-    A failure of the profile costs the breakdown only.
-    """
+    """Prove by one step that the variant ran as named; of a compared one, profile a step at every depth."""
     bench.at_work = attempt.plan.name
-    proof: StepProof | None = None
     try:
-        if attempt.profiled is not None:
-            why_no_parts = bench.run.skip.get(BREAKDOWN) or why_not_profiled()
-            if why_no_parts is None and not bench.run.budget.profile_fits(attempt):
-                why_no_parts = "the budget was used up before it"
-            if why_no_parts is None:
-                proof, why_no_parts = _divided(bench, attempt)
-            bench.failures += [why_no_parts] if why_no_parts else []
+        proof = None if attempt.profiled is None else _divided(bench, attempt)
         if proof is None or proof.fp8_gemms is None:
             proof = proof_of(attempt.ready[-1].step, bench.device)
     except Exception as error:
@@ -79,35 +67,43 @@ def prove(bench: Bench, attempt: Attempt) -> None:
         attempt.proof, attempt.no_number = proof, refuted(attempt, proof)
 
 
-def _divided(bench: Bench, attempt: Attempt) -> tuple[StepProof | None, str | None]:
-    """Profile a step at every depth, the deepest first as the proof; also return why that failed."""
-    bench.run.teller.say(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
+def _divided(bench: Bench, attempt: Attempt) -> StepProof | None:
+    """Profile a step at every depth, the deepest first as the proof.
+
+    If that fails, it costs the breakdown only.
+    """
     proof: StepProof | None = None
     steps: list[ProfiledStep] = []
-    try:
-        for ready in reversed(attempt.ready):
-            traced = profiled(ready.step, bench.device, to_divide=True)
-            proof = proof or counted(traced, bench.device)
-            steps.insert(0, step_of(traced, on_gpu=bench.device.type == "cuda"))
-    except Exception as error:
-        _log.debug("profiling a step raises", exc_info=True)
-        still_there(bench.device, BREAKDOWN)
-        return proof, f"profiling a step fails with {sentence(error)}"
-    attempt.profiled = tuple(steps)
-    return proof, None
+    failure = bench.run.skip.get(BREAKDOWN) or why_not_profiled()
+    if failure is None and not bench.run.budget.profile_fits(attempt):
+        failure = "the budget was used up before it"
+    if failure is None:
+        bench.run.teller.say(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
+        try:
+            for ready in reversed(attempt.ready):
+                traced = profiled(ready.step, bench.device, to_divide=True)
+                proof = proof or counted(traced, bench.device)
+                steps.insert(0, step_of(traced, on_gpu=bench.device.type == "cuda"))
+            attempt.profiled = tuple(steps)
+        except Exception as error:
+            _log.debug("profiling a step raises", exc_info=True)
+            still_there(bench.device, BREAKDOWN)
+            failure = f"profiling a step fails with {sentence(error)}"
+    if failure is not None:
+        bench.failures.append(failure)
+    return proof
 
 
 def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
     """Explain why the variant did not run as its name says; None if it did."""
-    if attempt.plan.fp8 is True and proof.fp8_gemms is None:
-        return NoNumber(
-            Reason.FP8_UNSEEN,
-            "the profiler cannot be used here, and only it shows whether FP8 matmuls ran",
-        )
-    if attempt.plan.fp8 is True and not proof.fp8_gemms:
+    fp8, gemms = attempt.plan.fp8, proof.fp8_gemms
+    if fp8 is True and gemms is None:
+        unseen = "the profiler cannot be used here, and only it shows whether FP8 matmuls ran"
+        return NoNumber(Reason.FP8_UNSEEN, unseen)
+    if fp8 is True and not gemms:
         return NoNumber(Reason.NO_FP8_GEMM, "no FP8 matmul was seen in its step")
-    if attempt.plan.fp8 is False and proof.fp8_gemms:
-        return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 matmuls were seen in a BF16 step")
+    if fp8 is False and gemms:
+        return NoNumber(Reason.FP8_IN_BF16, f"{gemms} FP8 matmuls were seen in a BF16 step")
     if attempt.plan.compiled and proof.graphs_run == 0:
         return NoNumber(Reason.NOTHING_COMPILED, "nothing in it was compiled")
     if any(ready.frames_in_window for ready in attempt.ready):
@@ -182,13 +178,14 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     full = full_ms(plan, samples, of)
     if min(full) <= 0:
         return not_tried(NO_LINE, **planned)
-    cuts = []
-    for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
-        seen = asdict(ready.compiled)
-        del seen["graphs"]
-        blocks = {cleaned(name): count for name, count in cut.kept.items()}
-        step_ms = statistics.median(samples[of.name, number])
-        cuts.append(ArmCut(blocks=blocks, step_ms=step_ms, **seen))
+    cuts = (
+        ArmCut(
+            blocks={cleaned(name): count for name, count in cut.items()},
+            step_ms=statistics.median(samples[of.name, number]),
+            **{name: value for name, value in ready.compiled.items() if name != "graphs"},
+        )
+        for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True))
+    )
     at, memory = interval(full), [ready.memory for ready in attempt.ready]
     non_finite = [ready.non_finite for ready in attempt.ready]
     found = tuple(dict.fromkeys(name for each in non_finite for name in each or ()))
