@@ -233,6 +233,7 @@ def _unknown_form(call: Call, *, autocast: bool) -> str:
             "FP8 layers have a forward of their own that does other work",
         ),
         (linear.use == "storage", "it stores weights in low precision"),
+        (linear.multiplies_in == "float64", f"{linear.name} multiplies in float64"),
         (call.casts_too_much, f"{linear.name} casts {call.rows:,} rows, uncompiled"),
         (in_fp32, "weights are in fp32, and no autocast is on"),
     )

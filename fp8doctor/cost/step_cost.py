@@ -197,6 +197,8 @@ def _unknown_form(facts: Facts, work: Work) -> str:
     """Say what of a step, not of its layers, the model does not know; empty if nothing."""
     if not consists_of_linears(facts.network):
         return "most parameters are outside of Linears, and the cost model has only those"
+    if facts.network.get("trainable_parameters") == 0:
+        return "no parameter is trained"
     if (module := unseen_recompute(facts)) is not None:
         return f"nobody saw which layers {module or 'the model'} recomputes"
     unknown = [each.linear for each in work.calls if not each.rows]

@@ -66,3 +66,10 @@ def test_without_a_batch_the_batch_is_what_is_missing(look: Look) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4096, 4096)).bfloat16()
     facts = replace(look(model), assumed_gpu="H100")
     assert why_not_estimated(facts, ()) == "there is no batch to run the model on"
+
+
+def test_what_is_no_training_in_16_or_32_bits_has_no_estimate(look: Look) -> None:
+    frozen, wide = (torch.nn.Sequential(torch.nn.Linear(4096, 4096)).bfloat16() for _ in range(2))
+    frozen.requires_grad_(False)
+    for model in (frozen, wide.double()):
+        assert modelled_speedup(replace(look(model, tokens=4096), assumed_gpu="H100")) is None
