@@ -203,6 +203,12 @@ def nothing_to_convert(network: Network) -> bool:
     )
 
 
+def waits_for_linears(facts: Facts) -> bool:
+    """Return whether all that a model without FP8 could convert are Conv1D, as in GPT-2 of transformers."""
+    plain = all(each.use == "none" for each in facts.network.linears) and not to_convert(facts)
+    return plain and any(each.kind.endswith(".Conv1D") for each in facts.network.linears)
+
+
 def too_small(linear: Linear, *, rowwise: bool) -> bool:
     """Apply torchao's rule, tuned on an H100.
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
-from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
+from fp8doctor.analysis.layers import nothing_to_convert, tokens_of, waits_for_linears
 from fp8doctor.analysis.memory import USABLE, Fit, fit
 from fp8doctor.analysis.modelled_speedup import TAKES_NONE
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances
@@ -214,7 +214,7 @@ def answer(
     gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
     nothing = known and (
         if_recorded(nothing_to_convert, facts.network)
-        or view.takes_no_conversion
+        or (view.takes_no_conversion and not if_recorded(waits_for_linears, facts))
         or if_recorded(trains_in_16_bits, facts)
         or (gpus and not any(if_recorded(has_fp8_cores, each) for each in gpus))
     )

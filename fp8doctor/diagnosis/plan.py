@@ -11,7 +11,7 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks, is_inside
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
-from fp8doctor.analysis.layers import to_convert
+from fp8doctor.analysis.layers import to_convert, waits_for_linears
 from fp8doctor.analysis.modelled_speedup import modelled_speedup, modelled_steps
 from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.significance import EVEN
@@ -41,6 +41,7 @@ from fp8doctor.diagnosis.estimate import (
 from fp8doctor.diagnosis.fitting import fitted, within_memory
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
+    CONV1D,
     compiled_as,
     describe,
     replaces_own_compile,
@@ -337,6 +338,8 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     facts, fault = view.facts, fault_of(view.facts, findings)
     stops = fault is not None and fault.status != "does_not_fit"
     timed = view.on_gpu and view.as_is is not None
+    if not stops and if_recorded(waits_for_linears, facts):
+        return (*steps, _step("FP8 takes an nn.Linear, and this model has Conv1D in its place", CONV1D))
     if not (timed or uses_fp8(facts)) and any(_begins_torchao(step, facts) for step in steps):
         eager = [each for each in to_convert(facts) if each.compiled is None]
         if eager and not any(map(compiles, steps)):

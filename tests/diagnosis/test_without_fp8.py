@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from fp8doctor import Report, inspect_model
-from tests.examine.models import llama
+from tests.examine.models import gpt2, llama
 
 AUTOCAST = "autocast-bf16"
 
@@ -54,6 +54,12 @@ def test_a_trainer_without_mixed_precision_is_told_its_argument(
     report = inspect_model(trainer, trial=False, assume_gpu="H100")
     fixes = {step.treatment.name: step.treatment.code for step in report.prescription}
     assert [fixes[name].splitlines()[-1] for name in fixes if name == AUTOCAST] == told
+
+
+def test_conv1d_is_to_be_rewritten_before_anything_says_that_fp8_takes_nothing() -> None:
+    report = inspect_model(gpt2().bfloat16(), trial=False, assume_gpu="H100")
+    assert names(report) == ["conv1d-to-linear"]
+    assert report.verdict.open
 
 
 class Convolutions(nn.Sequential):
