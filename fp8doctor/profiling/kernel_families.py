@@ -199,7 +199,11 @@ def classify(
     if _COMMUNICATION.search(name):
         return "communication"
     if _GENERATED.match(name):
-        return inside if inside == "optimizer" else _generated(name, fp8_step)
+        if inside == "optimizer":
+            return inside
+        if fp8_step and _GENERATED_CAST.search(name):
+            return "cast"
+        return next(family for family, pattern in _GENERATED_RULES if re.search(pattern, name))
     named = _named(name)
     if operator is not None and is_fp8_gemm(operator):
         return "cast" if named in ("pointwise", "copy", "cast") else "gemm_fp8"
@@ -244,12 +248,6 @@ def is_fp8_gemm(operator: str) -> bool:
 
 def _first(rules: _Rules, text: str) -> _Rule | None:
     return next((family for family, pattern in rules if re.search(pattern, text)), None)
-
-
-def _generated(name: str, fp8_step: bool) -> Family:
-    if fp8_step and _GENERATED_CAST.search(name):
-        return "cast"
-    return next(family for family, pattern in _GENERATED_RULES if re.search(pattern, name))
 
 
 def _named(name: str) -> _Rule | None:

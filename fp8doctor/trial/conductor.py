@@ -1,8 +1,10 @@
 """Conduct a trial: watch a forward, build the variants by importance, time and prove them."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -25,7 +27,7 @@ from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import without_forward
-from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, beyond_gpu, raised
+from fp8doctor.trial.measure.attempt import Attempt, Ready, beyond_gpu, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, DeviceLost, TrialRun, choose_device, still_there
 from fp8doctor.trial.measure.evidence import detached_at_the_end
@@ -201,13 +203,14 @@ def build(bench: Bench) -> None:
 
     Some are built only if the fastest compiled step waits for the host, or last if little memory is free.
     """
-    last = list[Attempt]()
+    last, peak_gib = list[Attempt](), None
+    mostly_free_gib = MOSTLY_FREE * (gpu_gib(bench.device) or math.inf)
     for attempt in list(bench.attempts):
         compiled = [each for each in bench.built if each.compiled]
         fastest = min(compiled, key=lambda each: each.steps_s, default=None)
         if attempt.plan.if_host_waits and not (fastest and fastest.waits_for_host):
             bench.attempts.remove(attempt)
-        elif attempt.plan.place is Place.NO_CHECKPOINTING and _little_is_free(bench):
+        elif attempt.plan.place is Place.NO_CHECKPOINTING and (peak_gib or 0.0) > mostly_free_gib:
             last.append(attempt)
         else:
             _build_variant(attempt, bench)
@@ -215,59 +218,37 @@ def build(bench: Bench) -> None:
             while attempt.why is Reason.OUT_OF_MEMORY and bench.lay_out():
                 attempt.no_number = None
                 _build_variant(attempt, bench)
+            peak_gib = attempt.full_peak(bench.plan)
     for attempt in last:
         _build_variant(attempt, bench)
 
 
-def _little_is_free(bench: Bench) -> bool:
-    peak, gpu = bench.attempts[0].full_peak(bench.plan), gpu_gib(bench.device)
-    return peak is not None and gpu is not None and peak > MOSTLY_FREE * gpu
-
-
 def _build_variant(attempt: Attempt, bench: Bench) -> None:
+    """Build a variant, unless there is no time for it, or its base has none.
+
+    A base without a time leaves out explorations and BF16.
+    """
     plan, run = attempt.plan, bench.run
     if attempt.no_number is None and plan.name != ArmName.AS_IS:
-        attempt.no_number = _no_base_for(plan, bench.attempts) or run.budget.no_time_for(
-            plan, bench.built, own_process=run.own_process
-        )
-    if attempt.no_number is not None:
-        return
-    run.teller.say(f"building {variant_in_a_sentence(plan.name)}", plan.name)
-    bench.build(attempt, run.budget.build_until(bench.built))
-    if beyond := beyond_gpu(attempt, bench.attempts, bench.plan, gpu_gib(bench.device)):
-        bench.drop(attempt, beyond)
-
-
-def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
-    """Return the reason of an exploration, or of a BF16, whose base has no time."""
-    base = next((each for each in attempts if each.plan.name == plan.base), None)
-    if base is None or base.no_number is None or not (plan.explored or is_in_bf16(plan.name)):
-        return None
-    words = variant_in_a_sentence(base.plan.name)
-    return NoNumber(base.no_number.why, f"it changes {words}, which has no time")
+        base = next((each for each in bench.attempts if each.plan.name == plan.base), None)
+        if base and base.no_number and (plan.explored or is_in_bf16(plan.name)):
+            words = variant_in_a_sentence(base.plan.name)
+            attempt.no_number = NoNumber(base.no_number.why, f"it changes {words}, which has no time")
+        else:
+            own = run.own_process
+            attempt.no_number = run.budget.no_time_for(plan, bench.built, own_process=own)
+    if attempt.no_number is None:
+        run.teller.say(f"building {variant_in_a_sentence(plan.name)}", plan.name)
+        bench.build(attempt, run.budget.build_until(bench.built))
+        if beyond := beyond_gpu(attempt, bench.attempts, bench.plan, gpu_gib(bench.device)):
+            bench.drop(attempt, beyond)
 
 
 def _take_samples(bench: Bench) -> None:
-    """Time the variants in turn, and begin again without one that raises, if it is not the step as it is."""
-    while True:
-        bench.run.teller.say(f"timing {len(bench.timed)} variants of the step", None)
-        try:
-            bench.samples = time_in_turn(bench)
-            return
-        except Exception as error:
-            failed = next((each for each in bench.timed if each.plan.name == bench.at_work), None)
-            if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
-                raise
-            _log.debug("timing %s raises", failed.plan.name, exc_info=True)
-            bench.drop(failed, raised(error))
+    """Time the variants in turn at every depth, and watch the GPU and the host meanwhile.
 
-
-def time_in_turn(bench: Bench) -> Samples:
-    """Time the variants at every depth, and watch the GPU and the host meanwhile."""
-    attempts = bench.timed
-    ready = {
-        (attempt.plan.name, number): each for attempt in attempts for number, each in enumerate(attempt.ready)
-    }
+    Begin again without one that raises, if it is not the step as it is.
+    """
 
     def step_of(name: str, of: Ready) -> Callable[[], object]:
         def step() -> object:
@@ -282,14 +263,25 @@ def time_in_turn(bench: Bench) -> Samples:
         bench.observer.look()
         bench.guard.look()
 
-    samples = interleave(
-        {key: step_of(key[0], each) for key, each in ready.items()},
-        bench.device,
-        bench.run.budget.rounds(attempts),
-        look,
-        begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
-        expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
-        is_open=lambda samples: sign_is_open(samples, bench.plan, [each.plan for each in attempts]),
-    )
-    bench.guard.look()  # on a CPU, each block is looked at when the next begins
-    return samples
+    while True:
+        attempts = bench.timed
+        bench.run.teller.say(f"timing {len(attempts)} variants of the step", None)
+        ready = {(of.plan.name, number): each for of in attempts for number, each in enumerate(of.ready)}
+        try:
+            bench.samples = interleave(
+                {key: step_of(key[0], each) for key, each in ready.items()},
+                bench.device,
+                bench.run.budget.rounds(attempts),
+                look,
+                begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
+                expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
+                is_open=partial(sign_is_open, plan=bench.plan, variants=[each.plan for each in attempts]),
+            )
+            bench.guard.look()  # on a CPU, each block is looked at when the next begins
+            return
+        except Exception as error:
+            failed = next((each for each in attempts if each.plan.name == bench.at_work), None)
+            if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
+                raise
+            _log.debug("timing %s raises", failed.plan.name, exc_info=True)
+            bench.drop(failed, raised(error))

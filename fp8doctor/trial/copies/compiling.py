@@ -139,14 +139,12 @@ class Rebuilding:
             return context(self.of(original(value)))
         if not value.__closure__ and value.__module__.startswith("torch."):
             return value
-        return self._made.get(id(value)) or self._clone(value)
-
-    def _clone(self, function: types.FunctionType) -> types.FunctionType:
-        cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        clone = self._made[id(function)] = clone_function(function, cells)
-        for new, old in zip(cells, function.__closure__ or (), strict=True):
-            if old != types.CellType():
-                new.cell_contents = self.of(old.cell_contents)
-        if "__wrapped__" in clone.__dict__:
-            clone.__dict__["__wrapped__"] = self.of(clone.__dict__["__wrapped__"])
-        return clone
+        if id(value) not in self._made:
+            cells = tuple(types.CellType() for _ in value.__closure__ or ())
+            clone = self._made[id(value)] = clone_function(value, cells)
+            for new, old in zip(cells, value.__closure__ or (), strict=True):
+                if old != types.CellType():
+                    new.cell_contents = self.of(old.cell_contents)
+            if "__wrapped__" in clone.__dict__:
+                clone.__dict__["__wrapped__"] = self.of(clone.__dict__["__wrapped__"])
+        return self._made[id(value)]

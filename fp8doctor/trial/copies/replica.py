@@ -9,7 +9,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +87,14 @@ def replicate(
     memo |= shared_by_copies(root, {*memo, *map(id, left_out.values())})
     _memoize_tensors(kept, memo, device, share)
     try:
-        _memoize_cuts(lists.values(), memo)
+        for blocks, _ in lists.values():  # all before one is copied: it may reach the others
+            if type(blocks) not in (nn.ModuleList, nn.Sequential):
+                raise NotReplicable(f"a {type(blocks).__name__} cannot be cut")
+            memo[id(blocks)] = type(blocks)()
+        for blocks, count in lists.values():
+            for number, block in enumerate(list(blocks.children())[:count]):
+                memo[id(blocks)].add_module(str(number), copy.deepcopy(block, memo))
+            memo[id(blocks)].training = blocks.training
         if fill is not None:
             fill(memo)
         replica = copy.deepcopy(root, memo)
@@ -202,18 +209,6 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
         is_tensor = isinstance(value, torch.Tensor)
         parameter.__dict__[key] = value.detach().to(data.device, copy=True) if is_tensor else value
     return parameter
-
-
-def _memoize_cuts(lists: Collection[tuple[nn.Module, int]], memo: dict[int, Any]) -> None:
-    """Put lists of only the first blocks into the memo, all before one is copied: it may reach the others."""
-    for blocks, _ in lists:
-        if type(blocks) not in (nn.ModuleList, nn.Sequential):
-            raise NotReplicable(f"a {type(blocks).__name__} cannot be cut")
-        memo[id(blocks)] = type(blocks)()
-    for blocks, count in lists:
-        for number, block in enumerate(list(blocks.children())[:count]):
-            memo[id(blocks)].add_module(str(number), copy.deepcopy(block, memo))
-        memo[id(blocks)].training = blocks.training
 
 
 def _stays(hook: Any) -> bool:

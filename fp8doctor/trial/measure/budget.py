@@ -212,7 +212,14 @@ def abort_after(at: float, *, interrupts: bool) -> Iterator[None]:
     armed = [True]
 
     def over(number: int, frame: FrameType | None) -> None:
-        if armed and not _cleans_up() and UNSAFE.isdisjoint(_callers(frame)):
+        error = sys.exception()
+        while error is not None and not isinstance(error, Overrun):  # is one on its way out?
+            error = error.__context__
+        callers = set[str]()
+        while frame is not None:
+            callers.add(frame.f_code.co_name)
+            frame = frame.f_back
+        if armed and error is None and UNSAFE.isdisjoint(callers):
             raise Overrun
 
     before = signal.signal(signal.SIGALRM, over)
@@ -225,20 +232,6 @@ def abort_after(at: float, *, interrupts: bool) -> Iterator[None]:
         finally:  # the alarm may come before that
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
-
-
-def _callers(frame: FrameType | None) -> Iterator[str]:
-    while frame is not None:
-        yield frame.f_code.co_name
-        frame = frame.f_back
-
-
-def _cleans_up() -> bool:
-    """Return whether an `Overrun` is on its way out."""
-    error = sys.exception()
-    while error is not None and not isinstance(error, Overrun):
-        error = error.__context__
-    return error is not None
 
 
 @dataclass

@@ -223,15 +223,15 @@ class Observer:
             with suppress(self._nvml.NVMLError):
                 self._mhz.append(self._nvml.nvmlDeviceGetClockInfo(self._card, self._nvml.NVML_CLOCK_SM))
             with suppress(self._nvml.NVMLError):
-                self._note(self._nvml.nvmlDeviceGetProcessUtilization(self._card, self._since))
-        self._paces_ms.append(_pace_ms())
-
-    def _note(self, used: Any) -> None:
-        """Note what other processes use, if this one is among them: not in a container."""
-        self._since = max((each.timeStamp for each in used), default=self._since)
-        latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
-        if latest.pop(os.getpid(), None) is not None:
-            self._shares.append(float(sum(latest.values())))
+                used = self._nvml.nvmlDeviceGetProcessUtilization(self._card, self._since)
+                latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
+                self._since = max((each.timeStamp for each in used), default=self._since)
+                if latest.pop(os.getpid(), None) is not None:  # not in a container
+                    self._shares.append(float(sum(latest.values())))
+        began, value = time.perf_counter(), 1
+        for number in range(PACE_LOOPS):
+            value = (value * 3 + number) & 0xFFFF
+        self._paces_ms.append((time.perf_counter() - began) * 1e3)
 
     def health(self) -> Health | None:
         """Sum up the samples of the GPU; None on a CPU, not recorded without NVML."""
@@ -254,11 +254,3 @@ class Observer:
     def close(self) -> None:
         self._card = None
         self._open.close()
-
-
-def _pace_ms() -> float:
-    """Time a fixed piece of Python."""
-    began, value = time.perf_counter(), 1
-    for number in range(PACE_LOOPS):
-        value = (value * 3 + number) & 0xFFFF
-    return (time.perf_counter() - began) * 1e3

@@ -221,14 +221,9 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if schema is not None and schema.is_mutable:
             for position, argument in enumerate(schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    value = args[position] if position < len(args) else kwargs.get(argument.name)
-                    self._look_at(value)
+                    written = args[position] if position < len(args) else kwargs.get(argument.name)
+                    whole = (each for each in tree_iter(written) if isinstance(each, torch.Tensor))
+                    for part in chain.from_iterable(map(_plain, whole)):
+                        if (name := self._storages.get(part.untyped_storage()._cdata)) is not None:
+                            self._refuse(f"it would write to {name}")
         return func(*args, **kwargs)
-
-    def _look_at(self, written: Any) -> None:
-        for each in tree_iter(written):
-            if isinstance(each, torch.Tensor):
-                for part in _plain(each):
-                    name = self._storages.get(part.untyped_storage()._cdata)
-                    if name is not None:
-                        self._refuse(f"it would write to {name}")

@@ -89,12 +89,8 @@ def _settings() -> Iterator[Setting]:
     for name, hooks in list(vars(torch.nn.modules.module).items()):
         if name.startswith("_global_") and isinstance(hooks, dict):
             yield f"global module hooks: {name}", hooks.copy, partial(refill, hooks)
-    yield from _of_compilation()
     yield "FP8 state of Transformer Engine", lambda: contents(_te_attributes()), _write_te
-
-
-def _of_compilation() -> Iterator[Setting]:
-    """Yield what torch.compile keeps; what it keeps elsewhere or has not loaded is left out."""
+    # What torch.compile keeps elsewhere or has not loaded is left out.
     counters, metrics = torch_private.all_counters(), torch_private.compilation_metrics()
     if counters is not None:
         copied = lambda: {group: counted.copy() for group, counted in counters.items()}  # noqa: E731
@@ -193,6 +189,10 @@ def restored(job: Job) -> Iterator[list[str]]:
     named: list[str] = []
     last_first = ExitStack()  # goes on if one fails, and raises its exception at the end
 
+    def stop_new_pools() -> None:
+        for pool in sorted({*torch_private.compile_pools()} - pools):
+            torch_private.stop_pool(pool)
+
     def leave() -> None:
         with signals_deferred():
             last_first.close()
@@ -201,7 +201,7 @@ def restored(job: Job) -> Iterator[list[str]]:
     last_first.callback(lambda: named.extend(put_back(settings)))  # what stayed as it was changed
     last_first.callback(put_back, settings)
     last_first.callback(lambda: named.extend(_forget_compiled(compiled)))
-    last_first.callback(_stop_pools, pools)
+    last_first.callback(stop_new_pools)
     last_first.callback(lambda: named.extend(f"{name} (put back)" for name in put_back(objects)))
     try:
         try:
@@ -226,11 +226,6 @@ def _forget_compiled(before: Sequence[tuple[CodeType, list[CodeType]]]) -> list[
     torch.clear_autocast_cache()
     as_before = all({*map(id, entries)} == {*map(id, compiled_entries(code))} for code, entries in before)
     return [] if as_before else ["compiled code of the model"]
-
-
-def _stop_pools(before: set[str]) -> None:
-    for pool in sorted({*torch_private.compile_pools()} - before):
-        torch_private.stop_pool(pool)
 
 
 def free(device: torch.device) -> None:

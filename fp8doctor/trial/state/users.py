@@ -63,8 +63,8 @@ def noted_objects(job: Job) -> list[PutBack]:
         *(_noted_data("parameters", each) for each in tensors),  # before gradients, which need the same dtype
         *(_noted_data("gradients", each) for each in gradients),
         *map(_noted_tensor, tensors),
-        *(_noted(vars(module), _of_a_module) for module in modules),
-        *(_noted(held, lambda _: "optimizer settings") for each in users.optimizers for held in _held(each)),
+        *(_noted(vars(module)) for module in modules),
+        *(_noted(held, "optimizer settings") for each in users.optimizers for held in _held(each)),
     ]
 
 
@@ -107,10 +107,6 @@ def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
     return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in names}}
 
 
-def _of_a_module(attribute: str) -> str:
-    return OF_MODULES.get(attribute, "hooks" if "hooks" in attribute else "modules")
-
-
 def _held(optimizer: Any) -> list[dict[Any, Any]]:
     """List the dictionaries of an optimizer or a scheduler. A tensor in one is left to the guard."""
     places = (getattr(optimizer, "__dict__", None), getattr(optimizer, "state", None))
@@ -118,21 +114,25 @@ def _held(optimizer: Any) -> list[dict[Any, Any]]:
     return [*held, *getattr(optimizer, "param_groups", ())]
 
 
-def _noted(held: dict[Any, Any], named: Callable[[Any], str]) -> PutBack:
+def _noted(held: dict[Any, Any], called: str | None = None) -> PutBack:
+    """Note a dictionary, of a module unless it is ``called`` something else."""
     before = contents(held)
-    return lambda: [named(name) for name in restore(held, before)]
+
+    def put_back() -> Iterator[str]:
+        for name in restore(held, before):
+            yield called or OF_MODULES.get(name, "hooks" if "hooks" in name else "modules")
+
+    return put_back
 
 
 def contents(attributes: Mapping[Any, Any]) -> Contents:
     """Note attributes, with copies of those that are containers."""
-    return {name: (value, _copied(value)) for name, value in attributes.items()}
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    kind = next((kind for kind in (dict, list, set, deque) if isinstance(value, kind)), None)
-    return kind(value) if kind else None
+    noted: Contents = {}
+    for name, value in attributes.items():
+        kind = next((kind for kind in (dict, list, set, deque) if isinstance(value, kind)), None)
+        is_generator = isinstance(value, torch.Generator)
+        noted[name] = value, value.get_state() if is_generator else kind(value) if kind else None
+    return noted
 
 
 def restore(attributes: dict[Any, Any], before: Contents) -> list[Any]:
