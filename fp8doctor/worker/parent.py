@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 import fp8doctor
 from fp8doctor.errors import UserError, require_torch
@@ -42,11 +42,8 @@ from fp8doctor.stages import Doing
 from fp8doctor.wording import escaped
 from fp8doctor.worker import Message, TrialRequest
 
-TICK_S = 0.1
+TICK_S = 0.05
 """Seconds between looks at the deadline and the child's end while nothing is sent."""
-
-SOON_S = 0.01
-"""The same after the child's last message."""
 
 GRACE_S = 2.0
 """Seconds for the child's exit handlers after its last message."""
@@ -93,15 +90,15 @@ def examine_in_worker(
     that exceeds it is killed. If it is ``planned``, a configuration is a target too, and the model is built
     on the meta device. ``printed`` holds back its stderr.
     """
-    config = planned and target is not None and is_config(target)
-    source = locate(target) if target is not None and not config else None
-    if source is not None:
-        refuse_script(source)
+    seen, config = Target(kind="environment", name="environment", attribute=None), None
     if target is not None:
+        if planned and is_config(target):
+            config = read_config(target)
+        else:
+            source = locate(target)
+            refuse_script(source)
+            seen = source.target()
         require_torch(f"examining {escaped(target)}", *(("transformers",) if config else ()))
-    facts = Facts(
-        target=source.target() if source else Target(kind="environment", name="environment", attribute=None)
-    )
     request: dict[str, Any] = {
         "target": target,
         "layers": layers,
@@ -109,12 +106,12 @@ def examine_in_worker(
         "seq": seq,
         "trial": asdict(trial) if trial else None,
         "planned": planned,
-        "config": read_config(target) if config and target is not None else None,
+        "config": config,
         "began": time.monotonic(),
         "ends": None,
         "skip": {},
     }
-    attempts = _Attempts(request, facts, load_timeout, progress, printed)
+    attempts = _Attempts(request, Facts(target=seen), load_timeout, progress, printed)
     while (found := attempts.run()) is None:
         pass
     return found
@@ -135,110 +132,94 @@ class _Attempts:
 
         A child after another one keeps that one's end, and its facts until it knows as much.
         """
-        doing, arm, is_timing = "starting", None, False
-        last = math.inf if self.request["ends"] is None else self.request["ends"]
+        doing, arm, is_timing, is_done = "starting", None, False, False
+        last = self.request["ends"] or math.inf
         ends = min(time.monotonic() + self.load_timeout, last)
-        messages = decoder(Message)
         with _Child(self.request, self.printed) as child:
-            for line in child.lines():
-                if isinstance(line, float):
-                    if line <= ends:
+            for message in child.messages():
+                if isinstance(message, float):
+                    if message <= ends:
                         continue
+                    if is_done:
+                        break
                     if is_timing or ends == last:
-                        return self._out_of_time(doing, arm)
+                        return self.out_of_time(doing, arm)
                     return self.incomplete(
                         f"{doing} took longer than {self.load_timeout:g} s and was stopped; "
                         "--load-timeout allows it more"
                     )
-                try:
-                    message = messages.decode(line)
-                    if message.facts is not None:
-                        found = Facts.from_dict(message.facts)
-                        if recorded(found, "trial") or not recorded(self.facts, "trial"):
-                            self.facts = found
-                except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+                if is_done:
+                    continue
+                if message is None:
                     return self.incomplete(
                         f"something other than fp8doctor wrote to its channel while {doing}, "
                         "and the worker was stopped"
                     )
-                if message.doing is not None:
+                if isinstance(message, Facts):
+                    if recorded(message, "trial") or not recorded(self.facts, "trial"):
+                        self.facts = message
+                elif message.doing is not None:
                     doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
                     ends = min(message.until or time.monotonic() + self.load_timeout, last)
                     self.progress(message.doing)
                 elif message.mistake is not None:
                     raise UserError(*message.mistake)
-                elif message.failed is not None and message.arm is not None:
-                    return self._without(message.arm, message.failed, ends)
                 elif message.failed is not None:
-                    return self.incomplete(message.failed)
+                    return self.failed(message.arm, message.failed, message.failed, ends)
                 elif message.done:
-                    child.finish()
-                    return Examination(self.facts, None)
-            end = _end(child.returncode)
-            if arm is not None:
-                return self._without(arm, f"the process {end}", ends)
-            return self.incomplete(f"the worker {end} while {doing}")
+                    is_done, ends = True, time.monotonic() + GRACE_S
+            if is_done:
+                return Examination(self.facts, None)
+            end = child.end()
+        return self.failed(arm, f"the process {end}", f"the worker {end} while {doing}", ends)
 
-    def _without(self, arm: str, reason: str, ends: float) -> Examination | None:
-        """Keep the trial from before the variant failed, or try again without it until the clock ``ends``."""
+    def failed(self, arm: str | None, reason: str, problem: str, ends: float) -> Examination | None:
+        """Leave out the variant that failed; None to try again without it until the clock ``ends``."""
+        if arm is None:
+            return self.incomplete(problem)
         if self.printed is not None:
             self.printed.failed = True
-        if self._has_times:
-            return self._but_for(arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
+        if self.has_times:
+            return self.but_for(arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
         self.request["ends"] = ends
         self.request["skip"][arm] = reason
         self.progress(Doing(f"{arm}: {reason}; starting again without it"))
         return None
 
-    def _out_of_time(self, doing: str, arm: str | None) -> Examination:
+    def out_of_time(self, doing: str, arm: str | None) -> Examination:
         """Report what a child had sent when its time was over; no other child starts."""
         trial = self.facts.trial
         sentence = f"the budget of {trial.budget_s:g} s was used up while fp8doctor was {doing}"
-        if self._has_times and arm is not None:
-            return self._but_for(arm, NoNumber(Reason.NO_TIME_LEFT, sentence))
-        if not self._has_times and trial.why is Reason.NO_TIME_LEFT:
-            trial = msgspec.structs.replace(trial, reason=sentence)
-        return Examination(msgspec.structs.replace(self.facts, trial=trial), None)
+        if self.has_times and arm is not None:
+            return self.but_for(arm, NoNumber(Reason.NO_TIME_LEFT, sentence))
+        if not self.has_times and trial.why is Reason.NO_TIME_LEFT:
+            trial = replace(trial, reason=sentence)
+        return Examination(replace(self.facts, trial=trial), None)
 
-    def _but_for(self, arm: str, why: NoNumber) -> Examination:
-        trial = without(self.facts.trial, arm, why)
-        return Examination(msgspec.structs.replace(self.facts, trial=trial), None)
+    def but_for(self, arm: str, why: NoNumber) -> Examination:
+        return Examination(replace(self.facts, trial=without(self.facts.trial, arm, why)), None)
 
     @property
-    def _has_times(self) -> bool:
+    def has_times(self) -> bool:
         """Tell if a child has sent times, and not only that the trial began."""
         return recorded(self.facts, "trial") and bool(self.facts.trial.arms)
 
     def incomplete(self, sentence: str) -> Examination:
-        trial = self.facts.trial if self._has_times else NOT_RECORDED
+        trial = self.facts.trial if self.has_times else NOT_RECORDED
         gaps = {name: sentence for name in ("software", "network") if not recorded(self.facts, name)}
         gaps = {**self.facts.get("gaps", {}), **gaps}
-        facts = msgspec.structs.replace(self.facts, trial=trial, gaps=gaps)
-        return Examination(facts, sentence)
-
-
-def _end(returncode: int) -> str:
-    """Word a process's end."""
-    if returncode >= 0:
-        return f"ended with exit code {returncode}"
-    name = next((each.name for each in signal.Signals if each == -returncode), f"signal {-returncode}")
-    return f"was killed by {name} (out of memory?)" if name == "SIGKILL" else f"was killed by {name}"
-
-
-def _stderr() -> int:
-    """Return the child's output: this process's stderr, or DEVNULL if that is closed or full."""
-    try:
-        os.write(2, b"")
-    except OSError:
-        return subprocess.DEVNULL
-    return 2
+        return Examination(replace(self.facts, trial=trial, gaps=gaps), sentence)
 
 
 class _Child:
     """The child process: its messages, and its certain end."""
 
     def __init__(self, request: dict[str, Any], printed: Printed | None) -> None:
-        output = _stderr()
+        output = 2
+        try:
+            os.write(2, b"")
+        except OSError:  # closed or full
+            output = subprocess.DEVNULL
         self._printed = printed
         self._read_end, write_end = pipe()
         request = {**request, "channel": write_end, "parent": os.getpid()}
@@ -261,9 +242,7 @@ class _Child:
     def __enter__(self) -> _Child:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Kill what is left of the process group, reap the child, remove its folders."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -271,15 +250,18 @@ class _Child:
         remove_folders_of(self._process.pid)
         os.close(self._read_end)
 
-    @property
-    def returncode(self) -> int:
-        return self._process.wait()
-
-    def finish(self) -> None:
-        """Wait for the child's exit handlers after its last message."""
-        until = time.monotonic() + GRACE_S
-        while not self._ended() and time.monotonic() < until:
-            time.sleep(SOON_S)
+    def messages(self) -> Iterator[Message | Facts | float | None]:
+        """Yield messages, the facts of those that have some, the clock, and None for anything else."""
+        messages = decoder(Message)
+        for line in lines_of(self._read_end, self._ended, TICK_S):
+            if isinstance(line, float):
+                yield line
+                continue
+            try:
+                message = messages.decode(line)
+                yield message if message.facts is None else Facts.from_dict(message.facts)
+            except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+                yield None
 
     def _ended(self) -> bool:
         """Return whether the child has ended.
@@ -292,8 +274,13 @@ class _Child:
         with signals_deferred():
             return self._process.poll() is not None
 
-    def lines(self) -> Iterator[bytes | float]:
-        return lines_of(self._read_end, self._ended, TICK_S)
+    def end(self) -> str:
+        """Word the process's end."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        return f"was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
 
 
 MOST = 1 << 20

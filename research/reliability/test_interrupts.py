@@ -144,7 +144,7 @@ def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
             signal.alarm(60)
             try:
                 with _Child({}, None) as child:
-                    looks = child.lines()
+                    looks = child.messages()
                     next(looks)
                     sys.setprofile(count)
                     try:
