@@ -45,73 +45,32 @@ class RankPlace:
     folder: Path
     """Of all ranks of this host."""
 
-    @property
-    def is_safe(self) -> bool:
-        """Tell if the folder is there, and only this user may write to it."""
-        with contextlib.suppress(OSError):
-            found = self.folder.lstat()
-            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-        return False
-
 
 def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
     """Read this process's place; None if alone. Raises `UserError` without a rank."""
-    world = _number(environment, "WORLD_SIZE")
+    names = ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE")
+    said = (environment.get(name, "") for name in names)
+    world, rank, of_host = (int(text) if text.isascii() and text.isdigit() else None for text in said)
     if world is None or world < 2:
         return None
-    rank = _number(environment, "RANK")
     if rank is None:
         raise UserError(
             f"WORLD_SIZE is {world} and RANK is not set: 'run' cannot tell the processes of this job apart. "
             "Start it with torchrun or accelerate launch, or unset WORLD_SIZE"
         )
     known = "\0".join([str(os.getuid()), str(world), *(environment.get(each, "") for each in NAMED_BY)])
-    return RankPlace(
-        rank=rank,
-        world_size=world,
-        of_host=_number(environment, "LOCAL_WORLD_SIZE"),
-        folder=Path(tempfile.gettempdir(), f"fp8doctor-{hashlib.sha256(known.encode()).hexdigest()[:32]}"),
-    )
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    name = f"fp8doctor-{hashlib.sha256(known.encode()).hexdigest()[:32]}"
+    return RankPlace(rank, world, of_host, Path(tempfile.gettempdir(), name))
 
 
 def rank_of(number: int, state: ScriptState) -> Rank:
     """Build the record of a rank from its script's state, without single kernels and modules."""
-    facts, observed = state.facts, NOT_RECORDED
-    if facts is not None and recorded(facts, "observed"):
-        observed = facts.observed
-        if recorded(observed, "breakdown"):
-            observed = replace(observed, breakdown=replace(observed.breakdown, groups=()))
+    observed = state.facts.get("observed", NOT_RECORDED) if state.facts is not None else NOT_RECORDED
+    if observed is not NOT_RECORDED and recorded(observed, "breakdown"):
+        observed = replace(observed, breakdown=replace(observed.breakdown, groups=()))
     failed = "raised" if state.error is not None else "ended" if state.ended else "killed"
-    return Rank(
-        rank=number,
-        end="running" if state.running else failed,  # type: ignore[arg-type]
-        error=state.error,
-        observed=observed,
-    )
-
-
-def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
-    """Name the rank that failed first (in ``order`` of their ends), and count those that are elsewhere.
-
-    How each other rank ended is in the report's table.
-    """
-    by_rank, notes = {each.rank: each for each in ranks.processes}, []
-    if first := next((by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")), None):
-        how = f"failed first: {first.error}"
-        if first.end == "killed":
-            how = "ended first, without Python's own end: os._exit, exec, a signal or a crash"
-        notes.append(f"rank {first.rank} of {ranks.world_size} {how}")
-    if elsewhere := ranks.world_size - len(ranks.processes):
-        notes.append(
-            f"{elsewhere} of {ranks.world_size} ranks were not heard of: they are on other hosts, or "
-            "'fp8doctor run' is not in front of them"
-        )
-    return notes
+    end = "running" if state.running else failed
+    return Rank(rank=number, end=end, error=state.error, observed=observed)  # type: ignore[arg-type]
 
 
 class RankMessage(msgspec.Struct):
@@ -139,7 +98,7 @@ class RankReports:
         rank, folder = self.place.rank, self.place.folder
         message = RankMessage(rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
         self._messages[rank] = message
-        if rank and self.place.is_safe:
+        if rank and self._is_safe():
             with contextlib.suppress(OSError):
                 beside = folder / f".{rank}"
                 beside.write_bytes(msgspec.json.encode(message))
@@ -161,23 +120,31 @@ class RankReports:
         self._combine(state)
 
     def _combine(self, state: ScriptState) -> None:
-        """Add all ranks to the state of rank 0, and what they say."""
-        place, messages = self.place, self._messages
-        expected = {*range(place.of_host or 0), *messages}
-        missing = {each: Rank(rank=each, end="not_seen") for each in expected - {*messages}}
-        known = missing | {number: message.rank for number, message in messages.items()}
-        processes = tuple(known[each] for each in sorted(known))
-        state.ranks = Ranks(world_size=place.world_size, processes=processes)
-        for number in sorted(messages.keys() - {place.rank}):
+        """Add all ranks to the state of rank 0: their notes, which failed first, how many are missing."""
+        world, messages = self.place.world_size, self._messages
+        known = {number: Rank(rank=number, end="not_seen") for number in range(self.place.of_host or 0)}
+        known |= {number: message.rank for number, message in messages.items()}
+        state.ranks = Ranks(world_size=world, processes=tuple(known[each] for each in sorted(known)))
+        for number in sorted(messages.keys() - {self.place.rank}):
             state.notes += [f"rank {number}: {note}" for note in dict.fromkeys(messages[number].notes)]
-        state.notes += rank_notes(state.ranks, sorted(messages, key=lambda each: messages[each].at_s))
+        ends = [message.rank for message in sorted(messages.values(), key=lambda each: each.at_s)]
+        if first := next((each for each in ends if each.end in ("raised", "killed")), None):
+            how = f"failed first: {first.error}"
+            if first.end == "killed":
+                how = "ended first, without Python's own end: os._exit, exec, a signal or a crash"
+            state.notes.append(f"rank {first.rank} of {world} {how}")
+        if elsewhere := world - len(known):
+            state.notes.append(
+                f"{elsewhere} of {world} ranks were not heard of: they are on other hosts, or "
+                "'fp8doctor run' is not in front of them"
+            )
 
     def _running(self) -> int:
         return sum(each.rank.end == "running" for each in self._messages.values())
 
     def _read_all(self) -> bool:
         """Read the files, and tell if all ranks have ended. A rank whose listener is gone was killed."""
-        for file in self.place.folder.glob("[0-9]*") if self.place.is_safe else ():
+        for file in self.place.folder.glob("[0-9]*") if self._is_safe() else ():
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 message = decoder(RankMessage).decode(file.read_bytes())
                 known = self._messages.get(message.rank.rank)
@@ -189,8 +156,15 @@ class RankReports:
         return len(self._messages) - self._running() >= (self.place.of_host or self.place.world_size)
 
     def _remove(self) -> None:
-        if self.place.is_safe:
+        if self._is_safe():
             shutil.rmtree(self.place.folder, ignore_errors=True)
+
+    def _is_safe(self) -> bool:
+        """Tell if the folder is there, and only this user may write to it."""
+        with contextlib.suppress(OSError):
+            found = self.place.folder.lstat()
+            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+        return False
 
 
 def is_running(process: int) -> bool:
