@@ -30,9 +30,6 @@ COARSE = {"input": 1 / 64, "weight": 1 / 64, "gradient": 1 / 1024}
 """Least use of a delayed scale's range. Healthy, with a history of 1,024 steps: 0.60, 0.93 and 0.011 or more.
 Gradients shrink in a training."""
 
-STALE = 4.0
-"""Use of a scale's range from which saturation is the scale's fault. Healthy: at most 3.0."""
-
 ALIKE = 4.0
 """Largest ratio of a scale's use to that of the history it should come from. A choice."""
 
@@ -45,7 +42,7 @@ RISE, RISE_SHARE = 5.0, 0.05
 NAMED = 3
 """Layers of one fault that a sentence names."""
 
-Kind = Literal["non_finite", "stale_scale", "poisoned_history", "saturated", "flushed", "imprecise"]
+Kind = Literal["non_finite", "poisoned_history", "saturated", "flushed", "imprecise"]
 Status = Literal["healthy", "faults", "diverges", "not_finite", "unknown"]
 
 
@@ -132,15 +129,13 @@ def fault_of(cast: CastHealth, operand: str) -> tuple[Kind, float] | None:
     """Return the fault that one sample of a cast shows, and its amount."""
     if cast.non_finite:
         return "non_finite", cast.non_finite
-    lost = any(db is not None and db < LEAST_DB[operand] for db in (cast.sqnr_db, cast.typical_db))
-    if cast.used is not None and cast.used < COARSE[operand] and (lost or cast.of_history is not None):
-        agrees = cast.of_history is not None and 1 / ALIKE < cast.used / cast.of_history < ALIKE
-        return "poisoned_history" if agrees else "stale_scale", cast.used
+    used, history = cast.used, cast.of_history
+    if used is not None and used < COARSE[operand] and history and 1 / ALIKE < used / history < ALIKE:
+        return "poisoned_history", used
     saturated, flushed = cast.saturated_pct or 0.0, cast.flushed_pct or 0.0
     if saturated >= SATURATED_PCT:
-        too_small = cast.used is not None and cast.used >= STALE
-        return ("stale_scale", cast.used or 0.0) if too_small else ("saturated", saturated)
-    if lost:
+        return "saturated", saturated
+    if any(db is not None and db < LEAST_DB[operand] for db in (cast.sqnr_db, cast.typical_db)):
         return ("flushed", flushed) if flushed >= NAMED_PCT else ("imprecise", cast.lowest_db or 0.0)
     return None
 
@@ -208,15 +203,13 @@ def _sentence(members: Sequence[Fault]) -> str:
     if not first.lasts:
         when = f"from step {first.since:,} to {max(each.last for each in members):,}"
     its, amount = f"{'its' if len(members) == 1 else 'their'} {first.operand}", first.amount
-    used = percent(100 * amount) if amount < 1 else f"{amount:,.1f} times"
     what = {
         "non_finite": f"{its} has elements that are not finite {when}",
         "saturated": f"{percent(amount)} of {its} is too large for FP8 {when}",
         "flushed": f"{percent(amount)} of {its} has flushed to zero {when}",
         "imprecise": f"{its} is only {amount:.0f} dB above its rounding error {when}",
-        "poisoned_history": f"{its} uses {used} of the scale's range {when}: the amax history holds a value "
-        f"{1 / (amount or 1):,.0f} times as large",
-        "stale_scale": f"the scale of {its} is stale {when}: the largest element is {used} of its range",
+        "poisoned_history": f"{its} uses {percent(100 * amount)} of the scale's range {when}: the amax "
+        f"history holds a value {1 / (amount or 1):,.0f} times as large",
     }[first.kind]
     return f"{names}{more}: {what}."
 
@@ -225,8 +218,7 @@ def _advice(members: Sequence[Fault], health: Health) -> tuple[str, str]:
     """Return what to do, and the lines."""
     by_name = health.layers
     layers = [by_name[each.layer] for each in members]
-    stacks, kind = {layer.stack for layer in layers}, members[0].kind
-    if kind in ("poisoned_history", "stale_scale"):
+    if members[0].kind == "poisoned_history":
         return (
             "Scale by the tensor itself, or keep a shorter history (amax_history_len=16):",
             "from transformer_engine.common.recipe import Float8CurrentScaling\n"
@@ -234,7 +226,7 @@ def _advice(members: Sequence[Fault], health: Health) -> tuple[str, str]:
             "    output = model(batch)",
         )
     keep = f"Keep {'it' if len(layers) == 1 else 'them'} in BF16"
-    if stacks != {TORCHAO.name}:
+    if {layer.stack for layer in layers} != {TORCHAO.name}:
         return f"{keep}: build as torch.nn.Linear.", ""
     rows = {layer.recipe for layer in layers} == {"tensorwise"}
     note = '\n# or one scale per row: Float8LinearConfig.from_recipe_name("rowwise")' if rows else ""
