@@ -118,7 +118,7 @@ def _job(
     model: Any, batch: Any, *, loss: Any, optimizer: Any, training_step: Any, autocast: Any, accumulate: Any
 ) -> Job:
     """Describe the training of a model. A Trainer supplies missing arguments."""
-    parts = of_trainer(model) if is_trainer(model) else {"model": model}
+    parts = of_trainer(model) if is_trainer(type(model)) else {"model": model}
     root = _checked_model(parts.pop("model"))
     for name, value in (("loss", loss), ("training_step", training_step)):
         require(value is None or callable(value), name, "callable", value)

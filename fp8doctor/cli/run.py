@@ -33,7 +33,7 @@ IN_PLACE = (
 
 NO_STEP = (
     "no optimizer of torch took a step in the script's process. What it starts in processes of their own "
-    "(launchers, spawn), optimizers of other libraries and a compiled optimizer.step are not seen; put "
+    "(launchers, fork, spawn), optimizers of other libraries and a compiled optimizer.step are not seen; put "
     "'fp8doctor run' in front of the command that trains"
 )
 """Why no step of a whole script was seen."""
@@ -185,7 +185,7 @@ def untimed(facts: Facts, why: str | None) -> Facts:
 
 def failed_early(seen: ScriptState) -> bool:
     """Return whether the script failed before its first step. The report starts with that."""
-    return seen.error is not None and seen.facts is not None and not (seen.stepped or seen.stepped_in_fork)
+    return seen.error is not None and seen.facts is not None and not seen.stepped
 
 
 def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
@@ -205,8 +205,6 @@ def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
         no_torch: not seen.torch,
         f"the script ended {after}before {needed} steps were watched: the report is of what was seen until "
         "then": seen.stepped,
-        "no training step was seen: a process that it forked trains, and only the script's own process is "
-        "watched": seen.stepped_in_fork,
         f"no training step was seen: the script failed before its first, {seen.error}": seen.error,
         f"no training step was seen: {NO_STEP}": True,
     }

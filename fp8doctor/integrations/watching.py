@@ -96,8 +96,8 @@ class Watching:
         from fp8doctor.stacks.looking import modules_of
 
         target = Target(kind="live", name=type(core(model)).__name__, attribute=None)
-        if self._observer is not None and not self._observer.steppers.all_steps:
-            self._observer.examination.target = target
+        if self._observer is not None and not self._observer.all_steps:
+            self._observer.target = target
             return
         self._abandon()
         facts = self._facts = []
@@ -110,7 +110,9 @@ class Watching:
 
         options = self._options._replace(script=target.name)
         self._observer = observer = ScriptObserver(heard, options)
-        observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
+        observer.target = target
+        observer.sees_conversions = not any(is_fp8(each) for _, each in modules_of(model))
+        observer.begin()
         weakref.finalize(self, observer.release).atexit = False
 
     def _stepped(self, optimizer: Any) -> None:

@@ -55,10 +55,10 @@ class Job:
     """The `fp8doctor.examine.fp8_conversion.ConversionWatch` of the model file, or None."""
 
 
-def is_trainer(value: Any) -> bool:
+def is_trainer(kind: type) -> bool:
     return any(
         base.__name__ == "Trainer" and str(base.__module__).partition(".")[0] == "transformers"
-        for base in type(value).__mro__
+        for base in kind.__mro__
     )
 
 

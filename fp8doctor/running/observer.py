@@ -7,25 +7,28 @@ and would recompile.
 import gc
 import os
 import statistics
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from msgspec.structs import replace
+from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import core
-from fp8doctor.running.examination import ScriptExaminer
+from fp8doctor.running.examination import examined, timed, without_a_step
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses
 from fp8doctor.running.patches import unnoticed, without_own_frames
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
-from fp8doctor.running.stepped_model import LiveObjects, Stepper, Steppers, only_trainer, owner_of
+from fp8doctor.running.stepped_model import LiveObjects, held, owner_of
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.wording import error_in_words, plural
@@ -37,16 +40,27 @@ PROFILED_STEPS = 2
 """Steps after the window until one of them is profiled."""
 
 
+@dataclass
+class Stepper:
+    """What is known of an optimizer that has stepped."""
+
+    elements: int
+    """Of all parameters."""
+    steps: int = 0
+
+
 class ScriptObserver:
     """Watches the steps of one process: warm-up, a window, a profiled step, and then nothing or `long`."""
 
     def __init__(self, send: Callable[[Message], None], settings: WatchOptions) -> None:
         self.send, self.settings, self.process = send, settings, os.getpid()
+        self.target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
         self.living = LiveObjects()
         self.watch = ConversionWatch(self.living.note)
-        self.examination = ScriptExaminer(settings, self.watch, send)
+        self.sees_conversions = True
         self.losses = Losses()
-        self.steppers = Steppers()
+        self.steppers: weakref.WeakKeyDictionary[Optimizer, Stepper] = weakref.WeakKeyDictionary()
+        self.all_steps = 0
         self.main: Stepper | None = None
         """The active optimizer with the most parameters."""
         self.examined: Stepper | None = None
@@ -62,7 +76,6 @@ class ScriptObserver:
         """The examined job, kept for a trial."""
         self.complete = self.done = False
         self.timing = self.stopping = False
-        self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
 
     @property
@@ -73,12 +86,8 @@ class ScriptObserver:
         self.begin()
         self.handle = register_optimizer_step_post_hook(self.hook)
 
-    def begin(self, target: Target | None = None, *, converted: bool = False) -> None:
-        """Watch conversions and losses; ``converted`` if a conversion happened before."""
-        if target is not None:
-            self.examination.target = target
-        if converted:
-            self.examination.watch = None
+    def begin(self) -> None:
+        """Watch conversions and losses."""
         self.watch.__enter__()
         self.losses.begin()
         if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
@@ -109,23 +118,16 @@ class ScriptObserver:
             raise
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Note a step. Failures never reach the script."""
+        """Note a step. Failures never reach the script, nor steps of a fork us."""
         if os.getpid() != self.process:
-            if not self.fork_reported:
-                self.fork_reported = True
-                self.send(Message(stepped_in_fork=True))
             return
-        if not self.done:
+        if self.settings.stop or not self.done:
             with signals_deferred():
                 self.guarded(lambda: self.note(optimizer))
-        elif self.settings.stop:
-            self.steppers.count(optimizer)
-        else:
-            self.steppers.all_steps += 1
-        if self.settings.stop and self.stops_now():
-            self.guarded(self.stop)
-            self.stopping = True
-            raise SystemExit(0)
+            if self.settings.stop and self.stops_now():
+                self.guarded(self.stop)
+                self.stopping = True
+                raise SystemExit(0)
         if self.long is not None:
             self.long.stepped(optimizer, sample=self.done)
 
@@ -136,9 +138,8 @@ class ScriptObserver:
         """
         if self.settings.rank is None:
             return self.done
-        longest = LONGEST_WARMUP * max(1, self.settings.warmup)
-        last = longest + self.settings.steps + PROFILED_STEPS
-        return self.steppers.all_steps >= last * max(1, len(self.steppers.known))
+        last = LONGEST_WARMUP * max(1, self.settings.warmup) + self.settings.steps + PROFILED_STEPS
+        return self.all_steps >= last * max(1, len(self.steppers))
 
     def guarded(self, part: Callable[[], object]) -> None:
         """Run a part of the watching; a failure is reported and ends the watching."""
@@ -148,12 +149,22 @@ class ScriptObserver:
 
     def note(self, optimizer: Optimizer) -> None:
         """Count the step, and act on its end."""
-        stepper = self.steppers.count(optimizer)
+        if (stepper := self.steppers.get(optimizer)) is None:
+            elements = sum(each.numel() for each in held(optimizer))
+            stepper = self.steppers[optimizer] = Stepper(elements)
+        stepper.steps += 1
+        self.all_steps += 1
+        if self.done:
+            return
         if self.facts is None:
             self.send(Message(stepped=True))
             self.examine_early(stepper, optimizer)
-        self.choose_main()
-        if stepper is not self.main:
+        main = max(self.steppers.values(), key=lambda each: each.elements)
+        if main is not self.main:  # a window is of one alone
+            self.main = main
+            self.cut_short("another optimizer began to step")
+            self.window = None
+        if stepper is not main:
             return
         if self.recording is not None:
             if self.recording.stepped():
@@ -161,51 +172,17 @@ class ScriptObserver:
         elif self.window is not None:
             if self.window.stepped():
                 self.close(optimizer)
-        elif self.warm(stepper):
-            self.open(stepper, optimizer)
+        elif not self.done:
+            self.warm_up(main, optimizer)
         if self.long is None:  # which reads them next
             self.losses.next_step(keep=stepper.steps)
 
-    def choose_main(self) -> None:
-        """Find the optimizer to watch; a window is of one alone."""
-        main = self.steppers.largest()
-        if main is not self.main:
-            self.cut_short("another optimizer began to step")
-            self.window = None
-        self.main = main
-
-    def warm(self, main: Stepper) -> bool:
-        """Tell if enough steps ran and the last one compiled nothing."""
-        before, self.frames = self.frames, frames_compiled()
-        least = self.settings.warmup
-        return main.steps >= least and (before == self.frames or main.steps >= LONGEST_WARMUP * max(1, least))
-
-    def examine_early(self, stepper: Stepper, optimizer: Optimizer) -> None:
-        self.examined = stepper
-        self.examine(optimizer, None)
-        collect()  # what was looked at refers to itself, and would keep a model that the script deletes
-        self.tell()
-
-    def examine(self, optimizer: Optimizer, window: StepWindow | None) -> None:
-        found = owner_of(optimizer, self.living)
-        job, self.facts = self.examination.examined(found, optimizer, window)
-        if window is not None and self.settings.budget_s is not None:
-            self.job = job
-        if self.long is not None:
-            self.long.know(found, optimizer)
-
-    def name_others(self, main: Optimizer) -> None:
-        """Name the models that train beside the one of the main optimizer, which alone is examined."""
-        beside = [each for each in self.steppers.known if each is not main]
-        owners = {each: owner_of(each, self.living) for each in (main, *beside) if beside}
-        models = {id(each.model): type(core(each.model)).__name__ for each in owners.values() if each}
-        examined, *others = models.values() or [""]
-        if others and owners[main]:
-            said = f"only {examined} was examined; {', '.join(others)} trained beside it"
-            self.send(Message(note=said))
-
-    def open(self, main: Stepper, optimizer: Optimizer) -> None:
-        """Start the window for the main optimizer's model."""
+    def warm_up(self, main: Stepper, optimizer: Optimizer) -> None:
+        """Start the window if enough steps ran and the last one compiled nothing."""
+        before, self.frames, least = self.frames, frames_compiled(), self.settings.warmup
+        compiles = before != self.frames and main.steps < LONGEST_WARMUP * max(1, least)
+        if main.steps < least or compiles:
+            return
         if self.examined is not main:
             self.examine_early(main, optimizer)
         found = owner_of(optimizer, self.living)
@@ -214,9 +191,33 @@ class ScriptObserver:
             found,
             self.losses,
             keep=self.settings.budget_s is not None,
-            function=frames_compiled() > self.frames_before and found is not None and not found.compiled,
+            function=self.frames > self.frames_before and found is not None and not found.compiled,
         )
         self.window.begin()
+
+    def examine_early(self, stepper: Stepper, optimizer: Optimizer) -> None:
+        self.examined = stepper
+        self.examine(optimizer, None)
+        collect()  # what was looked at refers to itself, and would keep a model that the script deletes
+        self.tell()
+
+    def examine(self, optimizer: Optimizer, window: StepWindow | None) -> None:
+        found, watch = owner_of(optimizer, self.living), self.watch if self.sees_conversions else None
+        job, self.facts = examined(self.target, found, optimizer, window, watch)
+        if window is not None and found is not None:
+            self.name_others(found.model, optimizer)
+        if window is not None and self.settings.budget_s is not None:
+            self.job = job
+        if self.long is not None:
+            self.long.know(found, optimizer)
+
+    def name_others(self, model: nn.Module, main: Optimizer) -> None:
+        """Name the models that train beside the one of the main optimizer, which alone is examined."""
+        owners = [owner_of(each, self.living) for each in self.steppers if each is not main]
+        others = {id(each.model): each.model for each in owners if each and each.model is not model}
+        if others:
+            first, *beside = (type(core(each)).__name__ for each in (model, *others.values()))
+            self.send(Message(note=f"only {first} was examined; {', '.join(beside)} trained beside it"))
 
     def close(self, optimizer: Optimizer) -> None:
         assert self.window is not None  # `forget` has to find the last reference to it
@@ -224,7 +225,6 @@ class ScriptObserver:
         observation = self.window.observation()
         assert observation is not None  # the fewest steps that can be asked for are enough
         self.examine(optimizer, self.window)
-        self.name_others(optimizer)
         assert self.facts is not None
         self.facts = replace(self.facts, observed=observation)
         self.forget()
@@ -264,10 +264,10 @@ class ScriptObserver:
     def time_copies(self) -> None:
         """Add a trial to the facts, and release the job."""
         job, self.job = self.job, None
-        if job is not None and self.facts is not None and self.settings.budget_s is not None:
+        if job is not None and self.facts is not None:
             self.timing = True
             try:
-                self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
+                self.facts = timed(job, self.facts, self.settings, self.send)
             finally:
                 self.timing = False
             self.tell()
@@ -304,7 +304,7 @@ class ScriptObserver:
     def failed(self) -> None:
         """Examine a script that failed before its first step."""
         if self.facts is None and not self.done:
-            self.facts = self.examination.without_a_step(only_trainer(self.living))
+            self.facts = without_a_step(self.target, self.living)
             self.tell()
 
     def closed(self) -> int:

@@ -17,8 +17,6 @@ class News(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The script imported torch."""
     stepped: bool = False
     """An optimizer of torch took its first step."""
-    stepped_in_fork: bool = False
-    """The same in a process that the script forked, which is not watched."""
     complete: bool = False
     """The window was watched to its end."""
     ended: bool = False

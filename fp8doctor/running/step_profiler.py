@@ -1,7 +1,6 @@
 """Profile one of the script's own steps: its kernels and its time breakdown."""
 
 import gc
-from collections.abc import Callable
 from contextlib import nullcontext
 from statistics import median
 from typing import Any
@@ -48,54 +47,45 @@ class StepProfiler:
         self.on_gpu = on_gpu
         self.problem: str | None = _why_not(step_ms)
         """Why nothing is profiled."""
-        self._profile: Any = None
         self.started = False
+        self._profile: Any = None
         self._room = Patch(profile, torch_private.PREPARES_PROFILER, lambda theirs: self.end(GAVE_WAY))
 
     def begin(self) -> None:
         if self.problem is None:
-            self._carry_out(self._prepare)
+            with unnoticed(self._failed), quiet_profiler():  # without Kineto no kernels are recorded
+                device = "cuda" if self.on_gpu else None
+                self._profile = profile(use_kineto=True, use_device=device, record_shapes=True)
+                getattr(self._profile, torch_private.PREPARES_PROFILER)()
+                self._room.begin()
 
     def stepped(self) -> bool:
         """Note the end of a step. Return whether the profiling is over."""
         if self.problem is None and not self.started:
-            self._carry_out(self._start)
+            self._start()
             return self.problem is not None
         self.end()
         return True
 
+    def _start(self) -> None:
+        with unnoticed(self._failed), quiet_profiler():
+            if self.on_gpu:
+                torch.cuda.synchronize()  # earlier work is not part of the step
+            torch_private.start_profiler(self._profile)
+            self.started = True
+
     def end(self, problem: str | None = None) -> None:
         if self.problem is None:
             if not self.started:
-                self._carry_out(self._start)  # a prepared profiler cannot be stopped
-            self._carry_out(self._stop)
+                self._start()  # a prepared profiler cannot be stopped
+            self._room.end()
+            with unnoticed(self._failed), quiet_profiler(), detaching() if self.on_gpu else nullcontext():
+                self._profile.__exit__(None, None, None)
             self.problem = self.problem or problem
-
-    def _carry_out(self, part: Callable[[], None]) -> None:
-        with unnoticed(self._failed), quiet_profiler():
-            part()
 
     def _failed(self, error: Exception) -> None:
         self.problem = sentence(error)
         self._room.end()
-
-    def _prepare(self) -> None:
-        self._profile = profile(
-            use_kineto=True, use_device="cuda" if self.on_gpu else None, record_shapes=True
-        )  # without Kineto no kernels are recorded
-        getattr(self._profile, torch_private.PREPARES_PROFILER)()
-        self._room.begin()
-
-    def _start(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize()  # earlier work is not part of the step
-        torch_private.start_profiler(self._profile)
-        self.started = True
-
-    def _stop(self) -> None:
-        self._room.end()
-        with detaching() if self.on_gpu else nullcontext():
-            self._profile.__exit__(None, None, None)
 
     def added_to(self, seen: Observation) -> Observation:
         """Add the profiled step, unless it is empty."""

@@ -3,8 +3,10 @@
 import copy
 import gc
 import pickle
+import sys
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +181,18 @@ def test_a_failure_of_ours_is_told_and_reaches_nobody(
     train(model, WARMUP + STEPS + 1)
     assert heard.notes == ["fp8doctor could not watch any further: ZeroDivisionError: division by zero"]
     assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
+
+
+def test_a_step_after_the_window_runs_two_calls_of_ours(observer: ScriptObserver) -> None:
+    model, calls = Net(), Counter[str]()
+    optimizer = train(model, WARMUP + STEPS + PROFILED)
+    assert observer.done
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_filename] * (event == "call")))
+    try:
+        train(model, 1, optimizer=optimizer)
+    finally:
+        sys.setprofile(None)
+    assert sum(count for name, count in calls.items() if "/fp8doctor/" in name) == 2
 
 
 @pytest.mark.parametrize("before", [0, WARMUP + STEPS, WARMUP + STEPS + 1])
