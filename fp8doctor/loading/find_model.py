@@ -3,11 +3,11 @@
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import fp8doctor
 from fp8doctor.errors import UserError
@@ -27,14 +27,11 @@ _MACHINERY = (
 )
 
 
-class ModelCandidate(NamedTuple):
-    """A name of the file that gives the model: instance, class or function."""
-
-    attribute: str
-    value: Any
+Found = tuple[str, Any]
+"""A name of the file, and what it gives the model with: instance, class or function."""
 
 
-def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate:
+def find(module: ModuleType, attribute: str | None, file: str) -> Found:
     """Find the name that gives the model. Raises `UserError` for none or several."""
     if attribute is None:
         return _discovered(module, file)
@@ -49,34 +46,35 @@ def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate
             f"{attribute} in {file} is {_kind(value)}; it has to be a model, its class, or a function that "
             "builds it"
         )
-    return ModelCandidate(attribute, value)
+    return attribute, value
 
 
-def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[Any, Any]:
+def build(found: Found, file: str, layers: int | None = None) -> tuple[Any, Any]:
     """Build the model, and its optimizer, if any. Raises `UserError`."""
-    import torch
+    from torch.nn import Module
 
-    value, call = found.value, f"{found.attribute}() in {file}"
-    is_built = isinstance(value, torch.nn.Module)
-    arguments = {} if layers is None else {"layers": layers}
-    if arguments and (is_built or not takes_layers(value)):
-        what = f"{found.attribute} in {file} is already built" if is_built else f"{call} does not take it"
-        raise UserError(f"--layers needs 'def build_model(layers=...)': {what}")
-    if is_built:
-        return _checked(value, f"{found.attribute} in {file}"), None
-    if missing := [name for name in _required(value) if name not in arguments]:
-        raise UserError(
-            f"{call} needs arguments ({', '.join(missing)}): give them defaults, or write 'def "
-            "build_model()' that calls it"
-        )
-    with blamed(call):
-        result = value(**arguments)
+    (name, result), call = found, f"{found[0]}() in {file}"
+    what = f"{name} in {file}" if isinstance(result, Module) else f"the model of {call}"
+    if layers is not None and not sizable(result):
+        why = f"{what} is already built" if isinstance(result, Module) else f"{call} does not take it"
+        raise UserError(f"--layers needs 'def build_model(layers=...)': {why}")
+    if not isinstance(result, Module):
+        arguments = {} if layers is None else {"layers": layers}
+        if missing := [each for each in _required(result) if each not in arguments]:
+            raise UserError(
+                f"{call} needs arguments ({', '.join(missing)}): give them defaults, or write 'def "
+                "build_model()' that calls it"
+            )
+        with blamed(call):
+            result = result(**arguments)
     model, optimizer = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    if isinstance(model, torch.nn.Module) and (optimizer is None or is_optimizer(optimizer)):
-        return _checked(model, f"the model of {call}"), optimizer
-    hint = "it has to return the model, or (model, optimizer)"
-    hint = "is 'return model' missing?" if result is None else hint
-    raise UserError(f"{call} returned {_kind(result)}; {hint}")
+    if not isinstance(model, Module) or not (optimizer is None or is_optimizer(optimizer)):
+        hint = "it has to return the model, or (model, optimizer)"
+        hint = "is 'return model' missing?" if result is None else hint
+        raise UserError(f"{call} returned {_kind(result)}; {hint}")
+    if not has_parameters(model):
+        raise UserError(f"{what} has no parameters, so there is nothing to train")
+    return model, optimizer
 
 
 @contextmanager
@@ -115,14 +113,14 @@ def user_frames(error: BaseException) -> str:
     return escaped(text, keep="\n\t")
 
 
-def _discovered(module: ModuleType, file: str) -> ModelCandidate:
+def _discovered(module: ModuleType, file: str) -> Found:
     from torch.nn import Module
 
     names = vars(module)
     for name in (*BUILDERS, "model"):
         value = names.get(name)
         if callable(value) and (name != "model" or isinstance(value, (Module, FunctionType, type))):
-            return ModelCandidate(name, value)
+            return name, value
     instances = {name: value for name, value in names.items() if isinstance(value, Module)}
     trained = {name: value for name, value in instances.items() if has_parameters(value)}
     inside = {id(part) for value in trained.values() for _, part in modules_of(value) if part is not value}
@@ -145,7 +143,7 @@ def _discovered(module: ModuleType, file: str) -> ModelCandidate:
                 f"{file}:{distinct[0]}, or write 'def build_model()'"
             )
         if distinct:
-            return ModelCandidate(distinct[0], candidates[distinct[0]])
+            return distinct[0], candidates[distinct[0]]
     if instances:
         raise UserError(f"{file}: {', '.join(instances)} has no parameters, so there is nothing to train")
     needy = [f"{name}({', '.join(_required(value))})" for name, value in classes.items()]
@@ -170,18 +168,15 @@ def _required(value: Any) -> list[str]:
     return [name for name, needed in arguments_of(value).items() if needed]
 
 
-def takes_layers(value: Callable[..., Any]) -> bool:
+def sizable(value: Any) -> bool:
+    """Tell if this builds a model, with as many layers as asked for."""
+    from torch.nn import Module
+
     try:
         inspect.signature(value).bind_partial(layers=None)
     except (ValueError, TypeError):
         return False
-    return True
-
-
-def _checked(model: Any, what: str) -> Any:
-    if not has_parameters(model):
-        raise UserError(f"{what} has no parameters, so there is nothing to train")
-    return model
+    return not isinstance(value, Module)
 
 
 def has_parameters(module: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
 from fp8doctor.known_errors import recognise
-from fp8doctor.loading.find_model import ModelCandidate, blamed, build, find, takes_layers, user_frames
+from fp8doctor.loading.find_model import Found, blamed, build, find, sizable, user_frames
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,
@@ -50,6 +50,7 @@ def load(
     For a process of its own: runs user code and changes ``sys.path``, ``sys.argv`` and ``sys.modules``.
     """
     source = locate(target)
+    file = source.name
     watching: Any = contextlib.nullcontext()
     if "torch" in sys.modules:
         from fp8doctor.examine.fp8_conversion import ConversionWatch
@@ -57,14 +58,13 @@ def load(
         watching = ConversionWatch()
     with watching as watch:
         module = _run(source)
-        names, file = vars(module), source.name
+        names = vars(module)
         with blamed(f"looking for the model in {file}"):
             found = find(module, source.attribute, file)
             make = partial(_made, found, names, file)
-            most = 0.0 if meta else _most_weights() if _sizable(found) else math.inf
-            model, optimizer = (_without_weights(make, layers, most) if most < math.inf else None) or make(
-                layers
-            )
+            most = 0.0 if meta else _most_weights() if sizable(found[1]) else math.inf
+            built = None if most == math.inf else _without_weights(make, layers, most)
+            model, optimizer = built or make(layers)
     import torch
 
     training_step, loss, given = _function(names, "training_step", file), names.get("loss"), None
@@ -80,7 +80,7 @@ def load(
             )
     return job_of(
         model,
-        Target(kind=source.target().kind, name=file, attribute=found.attribute, layers=layers),
+        Target(kind=source.target().kind, name=file, attribute=found[0], layers=layers),
         given,
         size=batch,
         sequence=seq,
@@ -89,12 +89,12 @@ def load(
         optimizer=optimizer,
         training_step=training_step,
         autocast=_setting(names, "autocast", checked_autocast),
-        rebuild=make if _sizable(found) else None,
+        rebuild=make if sizable(found[1]) else None,
         watched=watch,
     )
 
 
-def _made(found: ModelCandidate, names: dict[str, Any], file: str, layers: int | None) -> tuple[Any, Any]:
+def _made(found: Found, names: dict[str, Any], file: str, layers: int | None) -> tuple[Any, Any]:
     """Build the model and its optimizer, or None. Raises `UserError`."""
     model, optimizer = build(found, file, layers)
     call = f"build_optimizer(model) in {file}"
@@ -104,12 +104,6 @@ def _made(found: ModelCandidate, names: dict[str, Any], file: str, layers: int |
         if not is_optimizer(optimizer):
             raise UserError(f"{call} returned {type(optimizer).__name__}; it has to return an optimizer")
     return model, optimizer
-
-
-def _sizable(found: ModelCandidate) -> bool:
-    import torch
-
-    return not isinstance(found.value, torch.nn.Module) and takes_layers(found.value)
 
 
 def _without_weights(
@@ -127,10 +121,9 @@ def _without_weights(
             model, optimizer = make(layers)
     except UserError:
         return None
-    if not all(parameter.is_meta for parameter in model.parameters()):
-        return None
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return (model, optimizer) if weights > most else None
+    weights = [*model.parameters()]
+    fits = sum(each.numel() * each.element_size() for each in weights) <= most
+    return None if fits or not all(each.is_meta for each in weights) else (model, optimizer)
 
 
 def _most_weights() -> float:
@@ -144,41 +137,31 @@ def _most_weights() -> float:
 
 def _run(source: Source) -> ModuleType:
     """Run the file or import the module as Python would, with its folder on the path."""
-    if source.path is None:
-        return _import(source.module or "")
-    _, code = compiled(source.path)
-    name = _free_name(source.path)
-    loader = SourceFileLoader(name, str(source.path))
-    spec = importlib.util.spec_from_file_location(name, source.path, loader=loader)
-    assert spec is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    _put_first(os.path.dirname(os.path.realpath(source.path)))
-    sys.argv = [str(source.path)]
-    try:
-        with blamed(source.name):
-            try:
-                exec(code, vars(module))
-            except ImportError as error:
-                raise UserError(_import_failed(error, source), user_frames(error)) from error
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    return module
-
-
-def _import(module: str) -> ModuleType:
-    _put_first(os.getcwd())
-    with blamed(module):
+    path, name = source.path, source.module or ""
+    code = None if path is None else compiled(path)[1]
+    folder = os.getcwd() if path is None else os.path.dirname(os.path.realpath(path))
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    with blamed(source.name):
         try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            ours = error.name and (module == error.name or module.startswith(error.name + "."))
-            if ours and 'File "' not in user_frames(error):
+            if path is None or code is None:
+                return importlib.import_module(name)
+            name, sys.argv = _free_name(path), [str(path)]
+            spec = importlib.util.spec_from_file_location(
+                name, path, loader=SourceFileLoader(name, str(path))
+            )
+            assert spec is not None
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            exec(code, vars(module))
+        except ImportError as error:
+            frames, missing = user_frames(error), error.name or ""
+            if path is None and f"{name}.".startswith(f"{missing}.") and 'File "' not in frames:
                 raise UserError(
-                    f"no module called {module!r} here ({error_in_words(error)}); looked in the current "
+                    f"no module called {name!r} here ({error_in_words(error)}); looked in the current "
                     "folder and on Python's path"
                 ) from None
-            raise UserError(_import_failed(error, Source(None, module, None)), user_frames(error)) from error
+            raise UserError(_import_failed(error, source), frames) from error
+    return module
 
 
 def _import_failed(error: ImportError, source: Source) -> str:
@@ -202,14 +185,8 @@ def _import_failed(error: ImportError, source: Source) -> str:
 
 def _free_name(path: Path) -> str:
     stem = re.sub(r"\W", "_", path.stem)
-    if stem not in sys.modules and stem not in sys.stdlib_module_names and stem != "__main__":
-        return stem
-    return next(free for n in range(1 << 16) if (free := f"fp8doctor_target_{stem}_{n}") not in sys.modules)
-
-
-def _put_first(folder: str) -> None:
-    if sys.path[:1] != [folder]:
-        sys.path.insert(0, folder)
+    names = (stem, *(f"fp8doctor_target_{stem}_{n}" for n in range(1 << 10)))
+    return next(each for each in names if each not in {*sys.modules, *sys.stdlib_module_names})
 
 
 def _function(names: dict[str, Any], name: str, file: str) -> Callable[..., Any] | None:

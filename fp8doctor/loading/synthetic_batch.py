@@ -65,43 +65,44 @@ class NoBatchError(Exception):
 
 def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """Make a batch and describe it. Raises `NoBatchError`."""
-    first, forward = first_layer(model), arguments_of(read_class(type(model), "forward"))
-    arguments = dict([*forward.items()][1:])
-    kind = read(model, "main_input_name") if read(model, "config") is not None else None
+    first, config = first_layer(model), _text_config(model)
+    arguments = dict([*arguments_of(read_class(type(model), "forward")).items()][1:])
+    kind = None if config is None else read(model, "main_input_name")
     main = kind or next(iter(arguments), "")
-    takes_tokens = kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None)
     for name, required in arguments.items():
         if name != main and (name in NEEDED or (required and name not in TARGETS)):
             raise NoBatchError(f"forward also needs {name!r}")
-    if takes_tokens:
+    targets = [name for name in TARGETS if name in arguments]
+    if kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None):
         besides = [what for name, what in BESIDES_TEXT.items() if name in arguments]
-        if besides and not set(TARGETS) & {*arguments}:
+        if besides and not targets:
             raise NoBatchError(f"forward takes text and {besides[0]}")
-        vocabulary = _vocabulary(model, first)
+        sizes = (read(config, "vocab_size"), read(first, "num_embeddings"))
+        vocabulary = min((each for each in sizes if isinstance(each, int) and each > 0), default=None)
+        if vocabulary is None:
+            raise NoBatchError("the model does not tell the size of its vocabulary")
         length = sequence or min(SEQUENCE, _longest_sequence(model) or SEQUENCE)
         value = _random(model, (size or BATCH, length), vocabulary)
-        what = f"random tokens of a vocabulary of {vocabulary}"
-        what += "".join(f", no {each}" for each in besides)
+        what = ", no ".join([f"random tokens of a vocabulary of {vocabulary}", *besides])
+        batch = {main: value}
+        learns = [] if any(each in type(model).__name__ for each in NO_TOKENS) else targets
+        decoder = [name for name in arguments if name == "decoder_input_ids"]
+        batch |= dict.fromkeys(learns or decoder, value)
     elif (
         kind in (None, "pixel_values")
         and "input_ids" not in arguments
         and (image := _image_shape(model, first)) is not None
     ):
-        value, what = _random(model, (size or BATCH, *image)), "random pixels"
+        batch, what = {main: _random(model, (size or BATCH, *image))}, "random pixels"
     elif kind is None and main not in IMAGES and (width := _width_of_rows(model, first, sequence)):
         shape = (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
-        value = _random(model, shape)
+        batch = {main: _random(model, shape)}
         what = f"random numbers, for a first {type(first).__name__} of {width} inputs"
     else:
         kinds = "tokens, images or rows of a Linear"
         raise NoBatchError(f"the inputs of {type(model).__name__} are not known to be {kinds}")
-    batch = {main: value}
-    if takes_tokens and not any(each in type(model).__name__ for each in NO_TOKENS):
-        batch |= {name: value for name in TARGETS if name in arguments}
-    if takes_tokens and "decoder_input_ids" in arguments and not set(TARGETS) & set(batch):
-        batch["decoder_input_ids"] = value
-    made = value if kind is None and len(batch) == 1 else batch
-    return made, f"{' x '.join(map(str, value.shape))} {what}"
+    described = f"{' x '.join(map(str, batch[main].shape))} {what}"
+    return batch[main] if kind is None and len(batch) == 1 else batch, described
 
 
 def _random(model: Any, shape: tuple[int, ...], below: int | None = None) -> Any:
@@ -109,24 +110,21 @@ def _random(model: Any, shape: tuple[int, ...], below: int | None = None) -> Any
     import torch
 
     parameters = [each for _, each in tensors_of(model, "_parameters")]
-    wide = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    device, wide = parameters[0].device, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     dtype = next((each.dtype for each in parameters if each.dtype in wide), torch.bfloat16)
-    device = parameters[0].device
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype if below is None else torch.int64, device="meta")
     generator = torch.Generator("cpu").manual_seed(0)
     if below is not None:
         return torch.randint(below, shape, generator=generator, device="cpu").to(device)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-    return drawn.to(device, dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(device, dtype)
 
 
 def first_layer(model: Any) -> Any:
+    """Return the first embedding (of no positions), convolution or Linear, or None."""
     for name, module in modules_of(model):
         embeds = isinstance(read(module, "num_embeddings"), int) and not _is_of_positions(name)
-        convolves = isinstance(read(module, "in_channels"), int) and isinstance(
-            read(module, "kernel_size"), tuple
-        )
+        convolves = type(read(module, "in_channels")) is int and type(read(module, "kernel_size")) is tuple
         if embeds or convolves or isinstance(read(module, "in_features"), int):
             return module
     return None
@@ -145,28 +143,18 @@ def _width_of_rows(model: Any, first: Any, sequence: int | None) -> int | None:
     return width
 
 
-def _vocabulary(model: Any, first: Any) -> int:
-    """Count the tokens that both input embedding and configuration know."""
-    sizes = (read(_text_config(model), "vocab_size"), read(first, "num_embeddings"))
-    known = [size for size in sizes if isinstance(size, int) and size > 0]
-    if not known:
-        raise NoBatchError("the model does not tell the size of its vocabulary")
-    return min(known)
-
-
 def _longest_sequence(model: Any) -> int | None:
     config = _text_config(model)
-    found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), None)]
+    found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), 0)]
     for name, module in modules_of(model):
-        embeds = read(module, "num_embeddings") is not None
-        for key, table in (
-            (parameters_of(module) | buffers_of(module)).items() if embeds or config is None else ()
-        ):
-            if table is not None and table.dim() in (2, 3) and _is_of_positions(f"{name}.{key}"):
+        if config is not None and read(module, "num_embeddings") is None:
+            continue
+        for key, table in (parameters_of(module) | buffers_of(module)).items():
+            if table.dim() in (2, 3) and _is_of_positions(f"{name}.{key}"):
                 # RoBERTa and similar models count after the padding: the first positions are no token's.
                 padding = read(module, "padding_idx")
                 found.append(table.shape[-2] - (0 if padding is None else padding + 1))
-    return min((each for each in found if isinstance(each, int) and each > 0), default=None)
+    return min((each for each in found if each > 0), default=None)
 
 
 def _text_config(model: Any) -> Any:
@@ -191,18 +179,12 @@ def _image_shape(model: Any, first: Any) -> tuple[int, ...] | None:
     config = read(model, "config")
     config = read(config, "vision_config", config)
     channels = read(first, "in_channels", read(config, "num_channels"))
-    dimensions = len(read(first, "kernel_size", (0, 0)))
-    if type(channels) is not int or dimensions != 2 or read(config, "num_frames") is not None:
+    flat = len(read(first, "kernel_size", (0, 0))) == 2
+    if type(channels) is not int or not flat or read(config, "num_frames") is not None:
         return None
-    side = next(
-        (
-            side
-            for owner in (config, *(each for _, each in modules_of(model)))
-            for name in ("image_size", "img_size")
-            if (side := read(owner, name))
-        ),
-        IMAGE,
-    )
+    owners = (config, *(each for _, each in modules_of(model)))
+    sides = (read(owner, name) for owner in owners for name in ("image_size", "img_size"))
+    side = next(filter(None, sides), IMAGE)
     return channels, *((side, side) if type(side) is int else side)
 
 
@@ -221,18 +203,16 @@ def job_of(
 
     ``parts`` are the user's own, as in `Job`.
     """
+    source: Literal["given", "made up"] | None = None if given is None else "given"
     batch, note = given, why_none or None
-    source: Literal["given", "made up"] | None = "given"
-    if given is None:
-        source = None
-        if not why_none:
-            try:
-                batch, made_of = synthetic_batch(core(model), size, sequence)
-                source, note = "made up", f"synthetic: {made_of}"
-            except Exception as error:  # a model may compute anything in what is read here
-                _log.debug("no synthetic batch could be built", exc_info=True)
-                why = str(error) if isinstance(error, NoBatchError) else error_in_words(error).rstrip(".")
-                note = f"no synthetic batch could be built: {why}; write example_batch()"
+    if given is None and not why_none:
+        try:
+            batch, made_of = synthetic_batch(core(model), size, sequence)
+            source, note = "made up", f"synthetic: {made_of}"
+        except Exception as error:  # a model may compute anything in what is read here
+            _log.debug("no synthetic batch could be built", exc_info=True)
+            why = str(error) if isinstance(error, NoBatchError) else error_in_words(error).rstrip(".")
+            note = f"no synthetic batch could be built: {why}; write example_batch()"
     try:
         rows, length, tokens = extent(core(model), batch)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # nested tensors have no shape
@@ -254,6 +234,7 @@ def job_of(
 
 
 def core(model: Any) -> Any:
+    """Return the model inside its wrappers, and inside PEFT's."""
     while True:
         inner = wrapped_child(model)
         if inner is None and home(type(model)).startswith("peft."):
@@ -266,12 +247,11 @@ def core(model: Any) -> Any:
 
 def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     """Return batch size, sequence length and matmul rows (tokens) of a batch."""
-    named = [(str(key), tensor) for key, tensor in named_tensors(batch)]
-    inputs = [tensor for name, tensor in named if name not in TARGETS and "mask" not in name]
-    inputs += [tensor for _, tensor in named]
-    tensor = dict(named).get("input_ids", inputs[0] if inputs else None)
-    if tensor is None:
+    named = [(str(name), tensor) for name, tensor in named_tensors(batch)]
+    named.sort(key=lambda pair: (pair[0] != "input_ids", pair[0] in TARGETS or "mask" in pair[0]))
+    if not named:
         return None, None, None
+    tensor = named[0][1]
     tensor = tensor.values() if tensor.is_nested else tensor  # the rows of all samples
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
