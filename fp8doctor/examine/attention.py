@@ -24,41 +24,29 @@ from fp8doctor.stacks.looking import (
     state_of,
 )
 
-SOFTCAP = re.compile(r"att.*softcap")
-"""Settings that cap attention's logits (Gemma 2's ``attn_logit_softcapping``), which torch's attention
-lacks."""
-
-TORCHS_OWN = "scaled_dot_product_attention"
-
-GENERATES = "GenerationMixin"
-"""transformers' base class of decoders."""
-
 
 def examine_attention(tree: Tree) -> tuple[Attention, ...]:
     found: dict[int, Attention] = {}
     asked: set[type] = set()
     for place in tree.places:
         module, config = place.module, state_of(place.module).get("config")
-        kind = type(module)
+        kind, implementation = type(module), read(config, "_attn_implementation")
+        known = {"name": place.name, "kind": class_name(kind)}
         if (
-            PRETRAINED in place.lineage
+            isinstance(implementation, str)
+            and PRETRAINED in place.lineage
             and id(config) not in found
-            and isinstance(implementation := read(config, "_attn_implementation"), str)
             and is_followed(place, config)
         ):
             has_sdpa = read_class(kind, "_supports_sdpa")
-            has_sdpa = has_sdpa if isinstance(has_sdpa, bool) else None
             found[id(config)] = Attention(
-                name=place.name,
-                kind=class_name(kind),
                 implementation=implementation,
-                has_sdpa=has_sdpa,
+                has_sdpa=has_sdpa if isinstance(has_sdpa, bool) else None,
                 needs_eager=needs_eager(config),
+                **known,
             )
         elif kind not in asked and calls_torchs_own(module):
-            found[id(kind)] = Attention(
-                name=place.name, kind=class_name(kind), implementation="sdpa", has_sdpa=True, needs_eager=None
-            )
+            found[id(kind)] = Attention(implementation="sdpa", has_sdpa=True, needs_eager=None, **known)
         asked.add(kind)
     return tuple(found.values())
 
@@ -75,16 +63,11 @@ def is_followed(place: Place, config: Any) -> bool:
 
 
 def needs_eager(config: Any) -> str | None:
+    """Name a setting that torch's attention lacks, such as Gemma 2's ``attn_logit_softcapping``."""
     if read(config, "output_attentions") is True:
         return "output_attentions=True"
-    return next(
-        (
-            f"{name}={value}"
-            for name, value in state_of(config).items()
-            if SOFTCAP.search(name) and value is not None
-        ),
-        None,
-    )
+    caps = ((name, value) for name, value in state_of(config).items() if re.search(r"att.*softcap", name))
+    return next((f"{name}={value}" for name, value in caps if value is not None), None)
 
 
 def calls_torchs_own(module: nn.Module) -> bool:
@@ -92,9 +75,8 @@ def calls_torchs_own(module: nn.Module) -> bool:
     if is_a(module, nn.MultiheadAttention):
         return True
     *_, inner = chain(forward_of(module))
-    code = read(read(inner, "__func__", inner), "__code__")
-    from_library = home(type(module)).startswith("transformers.")
-    return not from_library and code is not None and TORCHS_OWN in code.co_names
+    names = getattr(read(read(inner, "__func__", inner), "__code__"), "co_names", ())
+    return "scaled_dot_product_attention" in names and not home(type(module)).startswith("transformers.")
 
 
 def examine_cache(tree: Tree, arguments: Any) -> dict[str, Any]:
@@ -105,25 +87,23 @@ def examine_cache(tree: Tree, arguments: Any) -> dict[str, Any]:
     with a state of their own (Mamba) build none. None without a decoder.
     """
     models = [place for place in tree.places if PRETRAINED in place.lineage]
-    configs = {id(place): read(place.module, "config") for place in models}
-    decoders = [place for place in models if any(name == GENERATES for _, name in place.lineage)]
+    decoders = [place for place in models if any(name == "GenerationMixin" for _, name in place.lineage)]
     makers = [
         place
         for place in models
-        if decoders
-        and not read_class(type(place.module), "_is_stateful")
-        and read(configs[id(place)], "is_encoder_decoder") is not True
+        if not read_class(type(place.module), "_is_stateful")
+        and read(read(place.module, "config"), "is_encoder_decoder") is not True
     ]
     if not any(place in makers for place in decoders):
         return {"use_cache": None, "cache_switch": None, "cache_holder": None}
     settings = state_of(arguments)
     off = settings.get("use_cache") is False
     checkpointed = settings.get("gradient_checkpointing") or settings.get("activation_checkpointing")
-    asking = [place for place in makers if read(configs[id(place)], "use_cache") is True]
+    asking = [each.name for each in makers if read(read(each.module, "config"), "use_cache") is True]
     flagged = any(huggingface_flag(place.module) for place in tree.places)
-    switch = asking[0].name if asking and not off else None
+    in_force = bool(asking) and not off
     return {
-        "use_cache": bool(asking) and not (off or checkpointed or flagged),
-        "cache_switch": switch,
-        "cache_holder": None if switch is None else asking[-1].name,
+        "use_cache": in_force and not (checkpointed or flagged),
+        "cache_switch": asking[0] if in_force else None,
+        "cache_holder": asking[-1] if in_force else None,
     }

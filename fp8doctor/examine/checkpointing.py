@@ -8,15 +8,7 @@ from typing import Any
 
 from fp8doctor.facts import Checkpointing
 from fp8doctor.stacks.code_names import from_library, named
-from fp8doctor.stacks.looking import (
-    forward_of,
-    is_a,
-    lineage,
-    modules_of,
-    read,
-    read_class,
-    state_of,
-)
+from fp8doctor.stacks.looking import forward_of, is_a, lineage, modules_of, read, read_class, state_of
 from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS
 
 CHECKPOINT_MODULES = (
@@ -26,14 +18,7 @@ CHECKPOINT_MODULES = (
     "unsloth_zoo.gradient_checkpointing",
 )
 
-ENDINGS = ("checkpoint", "checkpoint_sequential", "checkpointfunction", "checkpointer")
-"""Endings of their checkpoint functions; others set options or move tensors."""
-
-LAYER = ("transformers.modeling_layers", "GradientCheckpointingLayer")
-
 TRANSFORMER_ENGINE = "transformer_engine"
-AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
-"""Its names from 2.9, and before (deprecated since)."""
 
 
 def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
@@ -58,11 +43,15 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
 
 
 def is_checkpoint(value: Any) -> bool:
-    """Tell if this function, or autograd function, recomputes its argument."""
+    """Tell if this function, or autograd function, recomputes its argument.
+
+    Other functions of these modules set options or move tensors.
+    """
+    endings = ("checkpoint", "checkpoint_sequential", "checkpointfunction", "checkpointer")
     return (
-        (is_a(value, FunctionType) or is_a(value, type))
+        is_a(value, (FunctionType, type))
         and value.__module__ in CHECKPOINT_MODULES
-        and value.__name__.lower().endswith(ENDINGS)
+        and value.__name__.lower().endswith(endings)
     )
 
 
@@ -70,7 +59,8 @@ def in_fp8(region: Any, function: Any) -> dict[str, Any]:
     """Return what decides if Transformer Engine recomputes in FP8, if it is loaded."""
     if TRANSFORMER_ENGINE not in sys.modules:
         return {}
-    opens = opens_fp8_autocast(region)
+    own = [each for _, each in modules_of(region) if not from_library(type(each))]
+    opens = any(name_fp8_autocast(named(forward_of(each), type(each).__mro__)) for each in own)
     return {"library": package(function), "opens_fp8_autocast": opens, "fp8_autocast_around": False}
 
 
@@ -83,7 +73,7 @@ def huggingface_flag(module: Any) -> bool | None:
 
 def is_layer(module: Any) -> bool:
     """Tell if a module's own flag decides (transformers >= 4.53), not the model's."""
-    return LAYER in lineage(type(module))
+    return ("transformers.modeling_layers", "GradientCheckpointingLayer") in lineage(type(module))
 
 
 def package(value: Any) -> str | None:
@@ -93,15 +83,10 @@ def package(value: Any) -> str | None:
     return name.partition(".")[0] if isinstance(name, str) else None
 
 
-def opens_fp8_autocast(region: Any) -> bool:
-    own = [each for _, each in modules_of(region) if not from_library(type(each))]
-    return any(name_fp8_autocast(named(forward_of(each), type(each).__mro__)) for each in own)
-
-
 def name_fp8_autocast(found: Iterable[tuple[str, Any]]) -> bool:
-    """Tell if TE's autocast and its package are among these names and their values."""
+    """Tell if TE's autocast (its name from 2.9, or before) and package are among these names and values."""
     values = dict(found)
-    return not AUTOCASTS.isdisjoint(values) and any(
+    return not {"autocast", "fp8_autocast"}.isdisjoint(values) and any(
         name.startswith(TRANSFORMER_ENGINE) or package(value) == TRANSFORMER_ENGINE
         for name, value in values.items()
     )

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.facts import CompileMark
-from fp8doctor.stacks.looking import forward_of, lineage, read, state_of
+from fp8doctor.stacks.looking import forward_of, held_by, lineage, read, state_of
 from fp8doctor.stacks.torch_private import (
     COMPILED_CALL,
     OPTIMIZED_MODULE,
@@ -23,29 +23,35 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
     """Return the mark on this module, or None; a wrapper's has the wrapped name."""
     state = state_of(module)
     if OPTIMIZED_MODULE in lineage(type(module)):
-        if is_disabled(module):  # what torch.compiler.disable(m) returns
-            return None
-        backend = _backend(read(state.get("dynamo_ctx"), "callback"))
-        return CompileMark(name=name, form="wrapped", backend=backend, compiles=is_called(module))
+        backend = read(state.get("dynamo_ctx"), "callback")
+        mark = _mark(name, "wrapped", backend, is_called(module))
+        return None if is_disabled(module) else mark  # as torch.compiler.disable(m) is
     if (call := state.get(COMPILED_CALL)) is not None:
-        compiles = _compiles_in_place(module, call)
-        return CompileMark(name=name, form="in_place", backend=_backend_of_function(call), compiles=compiles)
-    compiled = compiled_function(forward_of(module))
-    if compiled is None:
+        return _mark(name, "in_place", _backend_of(call), _compiles_in_place(module, call))
+    if (compiled := compiled_function(forward_of(module))) is None:
         return None
-    return CompileMark(
-        name=name,
-        form="assigned_forward" if "forward" in state else "decorated_forward",
-        backend=_backend_of_function(compiled),
-        compiles=True,
-    )
+    form = "assigned_forward" if "forward" in state else "decorated_forward"
+    return _mark(name, form, _backend_of(compiled), True)
 
 
 def step_mark(training_step: Callable[..., Any] | None, *, seen: bool = False) -> CompileMark | None:
     """Return the mark of a compiled step, also of one that was only ``seen`` to run."""
     if (compiled := compiled_function(training_step)) is None and not seen:
         return None
-    return CompileMark(name="", form="training_step", backend=_backend_of_function(compiled), compiles=True)
+    return _mark("", "training_step", _backend_of(compiled), True)
+
+
+def _mark(name: str, form: Any, backend: Any, compiles: bool | None) -> CompileMark:
+    for _ in range(32):
+        backend = inner_backend(backend) or backend
+    word = read(backend, "compiler_name") or read(backend, "__name__")
+    return CompileMark(
+        name=name, form=form, backend=word if isinstance(word, str) else None, compiles=compiles
+    )
+
+
+def _backend_of(function: Any) -> Any:
+    return next((found for link in chain(function) if (found := held_by(link, "callback")) is not None), None)
 
 
 def forward_of_torch(module: Any) -> bool:
@@ -101,21 +107,3 @@ def chain(function: Any) -> Iterator[Any]:
             return
         yield function
         function = read(function, "__wrapped__")
-
-
-def _backend_of_function(function: Any) -> str | None:
-    for link in chain(function):
-        code, cells = read(link, "__code__"), read(link, "__closure__") or ()
-        if code is not None and "callback" in code.co_freevars:
-            return _backend(cells[code.co_freevars.index("callback")].cell_contents)
-    return None
-
-
-def _backend(callback: Any) -> str | None:
-    for _ in range(32):
-        inner = inner_backend(callback)
-        if inner is None:
-            break
-        callback = inner
-    name = read(callback, "compiler_name") or read(callback, "__name__")
-    return name if isinstance(name, str) else None

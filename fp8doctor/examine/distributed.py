@@ -13,11 +13,12 @@ from fp8doctor.stacks import sharding_private, torch_private
 from fp8doctor.stacks.looking import Ancestor, class_name, lineage, parameters_of, read
 from fp8doctor.stacks.transformer_engine import amax_group
 
-WRAPPERS: dict[Ancestor, Literal["DDP", "FSDP1"]] = {
+Wrapper = Literal["DDP", "FSDP1", "FSDP2"]
+
+WRAPPERS: dict[Ancestor, Wrapper] = {
     ("torch.nn.parallel.distributed", "DistributedDataParallel"): "DDP",
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "FSDP1",
 }
-"""Class -> common name."""
 
 
 def examine_distributed(tree: Tree) -> Distributed | None:
@@ -25,7 +26,7 @@ def examine_distributed(tree: Tree) -> Distributed | None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     sharded = {
-        place.name: shards for place, weight in fsdp2_weights(tree) if (shards := pieces(weight)) is not None
+        place.name: shards for place in tree.places if (shards := pieces(fsdp2_weight(place))) is not None
     }
     kind, at = wrapper(tree) or (None, None)
     groups = [amax_group(place.module) for place in tree.places]
@@ -45,10 +46,10 @@ def examine_distributed(tree: Tree) -> Distributed | None:
     )
 
 
-def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
+def wrapper(tree: Tree) -> tuple[Wrapper, str] | None:
     """Return the data-parallel wrapper (``replicate`` leaves none) and its module."""
     for place in tree.places:
-        for each in (*place.wrappers, place.module):
+        for each in place.modules:
             for known in WRAPPERS.keys() & {*lineage(type(each))}:
                 return WRAPPERS[known], place.name
         if is_fsdp2(place):
@@ -56,16 +57,10 @@ def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
     return None
 
 
-def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
-    """List weights with two or more dimensions at and below ``fully_shard``."""
-    managed: set[int] = set()
-    for place in tree.places:
-        if is_fsdp2(place) or id(place.parent) in managed:
-            managed.add(id(place))
-    weights = (
-        (each, parameters_of(each.module).get("weight")) for each in tree.places if id(each) in managed
-    )
-    return [(place, weight) for place, weight in weights if weight is not None and weight.ndim > 1]
+def fsdp2_weight(place: Place) -> Tensor | None:
+    """Return a weight with two or more dimensions at or below ``fully_shard``."""
+    weight = parameters_of(place.module).get("weight")
+    return weight if weight is not None and weight.ndim > 1 and any(map(is_fsdp2, place.upwards())) else None
 
 
 def is_fsdp2(place: Place) -> bool:
@@ -107,9 +102,9 @@ def tensor_parallel(place: Place, weight: Tensor) -> tuple[int, int]:
     return divided[0], divided[1]
 
 
-def pieces(weight: Tensor) -> int | None:
+def pieces(weight: Tensor | None) -> int | None:
     """Count a DTensor's pieces; None for a tensor that FSDP2 ignores."""
-    if not class_name(type(weight)).startswith("torch.distributed."):
+    if weight is None or not class_name(type(weight)).startswith("torch.distributed."):
         return None
     mesh, placements = weight.device_mesh, weight.placements  # type: ignore[attr-defined]
     count: int = math.prod(mesh.size(i) for i, placement in enumerate(placements) if placement.is_shard())

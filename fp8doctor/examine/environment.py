@@ -5,13 +5,12 @@ is kept. Packages are looked up by metadata, because importing Unsloth or Transf
 (see `fp8doctor.examine.fp8_support`).
 """
 
-import logging
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from email.parser import HeaderParser
 from functools import lru_cache
@@ -22,8 +21,6 @@ from fp8doctor.examine.nvml_gpus import installed_torch
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-
-_log = logging.getLogger("fp8doctor")
 
 VARIABLES = frozenset(
     """
@@ -101,12 +98,10 @@ TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
     """Describe software and environment; ``gaps`` has what cannot be read."""
     variables = allowed(os.environ.items())
-    environment = Environment(
-        variables=variables,
-        backend_imports=try_backends(variables, gaps),
-        debug_switches=debug_switches(),
+    imports, switches = try_backends(variables, gaps), debug_switches()
+    return examine_software(), Environment(
+        variables=variables, backend_imports=imports, debug_switches=switches
     )
-    return examine_software(), environment
 
 
 def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -126,13 +121,12 @@ def _public(value: str) -> str:
 
 def _known(piece: str) -> str:
     """Return a piece of a value if its words are known or misspelled, else `SET`."""
-    words = re.findall(r"[^\W\d_]+", piece)
-    numbers = sum(map(str.isdigit, piece)) <= MOST_DIGITS
-    known = (
-        word in WORDS or (len(word) > 4 and get_close_matches(word, WORDS, 1, 0.8))
-        for word in map(str.lower, words)
-    )
-    return piece if numbers and all(known) else SET
+    if sum(map(str.isdigit, piece)) > MOST_DIGITS:
+        return SET
+    for word in re.findall(r"[^\W\d_]+", piece.lower()):
+        if word not in WORDS and not (len(word) > 4 and get_close_matches(word, WORDS, 1, 0.8)):
+            return SET
+    return piece
 
 
 def examine_software() -> Software:
@@ -166,17 +160,11 @@ def installed_packages() -> dict[str, Package]:
 def version_of(distributions: Iterable[str]) -> str | None:
     """Return the version of the first distribution with readable metadata, or None."""
     for name in distributions:
-        try:
+        with suppress(Exception):  # not installed, or half: KeyError, UnicodeDecodeError, OSError ...
             found = metadata.distribution(name)
             texts = (found.read_text(file) for file in ("METADATA", "PKG-INFO", ""))  # wheels, eggs, old eggs
-            version = _version_in(next(filter(None, texts), ""))
-        except metadata.PackageNotFoundError:
-            continue
-        except Exception:  # KeyError, UnicodeDecodeError, OSError ... of one that is half installed
-            _log.debug("the version of a distribution cannot be read", exc_info=True)
-            continue
-        if version:
-            return version
+            if version := _version_in(next(filter(None, texts), "")):
+                return version
     return None
 
 
@@ -192,9 +180,7 @@ def debug_switches() -> dict[str, bool]:
     return {
         "anomaly_detection": torch.is_anomaly_enabled(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "fill_uninitialized_memory": bool(
-            getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
-        ),
+        "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -112,12 +112,13 @@ def is_fp8(module: nn.Module) -> bool:
 
 def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:
     """Note what is lost unless it is restored."""
+    mark = compile_mark(old, "")
     return Replacement(
         layer=weakref.ref(new),
         weight=weakref.ref(weight),
         hooks=hooks(old),
         own_forward=read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)),
-        compiled=(mark := compile_mark(old, "")) is not None and mark.compiles is not False,
+        compiled=mark is not None and mark.compiles is not False,
         wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
         frozen=not weight.requires_grad,
     )
@@ -136,16 +137,25 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
         for each in watch.replacements
         if (layer := each.layer()) is not None and (place := places.get(id(layer)))
     ]
+
+    def names(lost: Callable[[Place, Replacement], Any]) -> tuple[str, ...]:
+        return tuple(place.name for place, each in found if lost(place, each))
+
     return Conversion(
         linears=len(found),
-        without_hooks=names(place for place, each in found if each.hooks > hooks(place.module)),
+        without_hooks=names(lambda place, each: each.hooks > hooks(place.module)),
         without_forward=names(
-            place for place, each in found if each.own_forward and "forward" not in state_of(place.module)
+            lambda place, each: each.own_forward and "forward" not in state_of(place.module)
         ),
-        without_compile=names(place for place, each in found if each.compiled and place.compiled is None),
-        bypassed=names(place for place, each in found if each.wrapped and place.wrappers),
-        unfrozen=names(place for place, each in found if each.frozen and trains(place.module)),
-        untied=untied(tree, found),
+        without_compile=names(lambda place, each: each.compiled and place.compiled is None),
+        bypassed=names(lambda place, each: each.wrapped and place.wrappers),
+        unfrozen=names(lambda place, each: each.frozen and trains(place.module)),
+        untied=tuple(
+            (f"{place.name}.weight", tree.parameters[key][0])  # where the weight still is
+            for place, each in found
+            if (key := id(each.weight())) in tree.parameters
+            and key not in map(id, parameters_of(place.module).values())
+        ),
     )
 
 
@@ -158,28 +168,10 @@ def examine_converter(watch: ConversionWatch | None) -> Converter:
     )
 
 
-def names(places: Iterable[Place]) -> tuple[str, ...]:
-    return tuple(place.name for place in places)
-
-
-def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:
-    """List layers whose predecessor's weight is still another parameter of the model."""
-    pairs = []
-    for place, each in found:
-        weight = each.weight()
-        own = parameters_of(place.module).values()
-        if id(weight) in tree.parameters and all(mine is not weight for mine in own):
-            pairs.append((f"{place.name}.weight", tree.parameters[id(weight)][0]))
-    return tuple(pairs)
-
-
-CONVERTER = "convert_to_float8_training"
-
-
 def has_run() -> bool | None:
     """Tell if the converter was called; None if torchao leaves no trace."""
     home = sys.modules.get(CONVERTER_HOME)
     if home is None:
         return False
-    code = read(vars(home).get(CONVERTER), "__code__")
+    code = read(vars(home).get("convert_to_float8_training"), "__code__")
     return CONVERTER_TRACE in sys.modules if code is not None and CONVERTER_TRACE in names_in(code) else None

@@ -1,6 +1,5 @@
 """Describe linear layers as facts: role, adapter, cover, parameters, FLOPs."""
 
-import logging
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal
@@ -14,17 +13,7 @@ from fp8doctor.facts import Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
-from fp8doctor.stacks.looking import (
-    children_of,
-    is_a,
-    is_torchscript,
-    read,
-    state_of,
-)
-
-_log = logging.getLogger("fp8doctor")
-
-HEAD_NAMES = ("head", "score", "classifier")
+from fp8doctor.stacks.looking import is_a, is_torchscript, read, state_of
 
 VISITED = tuple(
     """
@@ -33,12 +22,6 @@ VISITED = tuple(
     """.split()
 )
 """Settings with the number of experts per token; ``top_k`` is for generation."""
-
-VISITED_BY_ROUTER = ("top_k", "k", *VISITED)
-"""The same on a router or its holder. Source: transformers 5; DeepSpeed's ``TopKGate``."""
-
-DEEPEST_IN_EXPERTS = 6
-"""Levels from a layer up to the router's module: adapters, part, expert, list, module."""
 
 PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
@@ -67,12 +50,13 @@ def describe(
 ) -> tuple[Linear, ...]:
     """Describe all layers; without FLOPs shares if one layer's FLOPs are unknown."""
     heads = find_heads(found, vocabulary, blocks)
-    in_training = bool(read(tree.places[0].module, "training"))
-    linears = [
-        _linear(place, layer, number in heads, config, gaps, in_training=in_training)
-        for number, (place, layer) in enumerate(found)
-    ]
-    return with_shares(linears)
+    in_training = bool(read(tree.root.module, "training"))
+    return with_shares(
+        [
+            _linear(place, layer, number in heads, config, gaps, in_training=in_training)
+            for number, (place, layer) in enumerate(found)
+        ]
+    )
 
 
 def with_shares(linears: Sequence[Linear]) -> tuple[Linear, ...]:
@@ -94,10 +78,8 @@ def _linear(
     trained = any(each.requires_grad for each in layer.weights)
     flops = flops_per_token(place, layer, trained, config)
     if flops is NOT_RECORDED:
-        gaps["network.linears.flops_per_token"] = (
-            f"{name} does not say how many of its experts a token visits"
-        )
-        gaps["network.linears.flops_share_pct"] = gaps["network.linears.flops_per_token"]
+        why = f"{name} does not say how many of its experts a token visits"
+        gaps["network.linears.flops_per_token"] = gaps["network.linears.flops_share_pct"] = why
     features, use = dict(layer.features), layer.use
     if place.parent and is_a(place.parent.module, nn.MultiheadAttention):
         features["functional"] = True
@@ -130,7 +112,7 @@ def _linear(
         adapts=place.name if "" in place.adapts else place.adapted,
         compiled=place.compiled,
         checkpointed=place.checkpointed,
-        parameters=elements(layer) + (layer.out_features * layer.gemms if layer.bias else 0),
+        parameters=elements(layer) + layer.out_features * layer.gemms * layer.bias,
         flops_per_token=flops,
     )
 
@@ -140,25 +122,19 @@ def elements(layer: Layer) -> int:
 
 
 def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "router", "experts"]:
+    """Return the layer's work; a router has an output for each expert next to it or its holder."""
     if layer.role != "body":
         return layer.role
-    if place.experts:
-        return "experts"
-    if is_head:
-        return "head"
-    while place.parent is not None and "base_layer" in children_of(place.parent.module):
+    if place.experts or is_head:
+        return "experts" if place.experts else "head"
+    while place.parent is not None and read(place.parent.module, "base_layer") is not None:
         place = place.parent
-    return "router" if chooses_experts(place, layer) else "body"
-
-
-def chooses_experts(place: Place, layer: Layer) -> bool:
-    """Tell if a layer has an output for each expert next to it or its holder."""
     for level, holder in enumerate(islice(place.upwards(), 1, 3)):
         if level and place.parent and not place.parent.outputs <= {layer.out_features}:
-            return False
+            break
         if layer.out_features in holder.experts_below:
-            return True
-    return False
+            return "router"
+    return "body"
 
 
 def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> Any:
@@ -167,25 +143,23 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
     The input gradient counts if this or an earlier module has a trainable parameter. The weight gradient
     counts if the weight trains. ``NOT_RECORDED`` if the experts per token are unknown.
     """
-    one = (
-        2.0
-        * layer.in_features
-        * layer.out_features
-        * (1 + place.trainable_so_far + (trained and layer.use != "storage"))
-    )
-    experts = place.experts or (layer.gemms if layer.role == "experts" else None)
-    if experts is None:
+    matmuls = 1 + place.trainable_so_far + (trained and layer.use != "storage")
+    one = 2.0 * layer.in_features * layer.out_features * matmuls
+    if not place.experts and layer.role != "experts":
         return one * layer.gemms
     visited = visited_experts(place, config)
-    if visited is None:
-        return NOT_RECORDED
-    return one * visited / (experts if place.experts else 1)
+    return NOT_RECORDED if visited is None else one * visited / (place.experts or 1)
 
 
 def visited_experts(place: Place, config: Any) -> int | None:
-    for at in islice(place.upwards(), DEEPEST_IN_EXPERTS):
+    """Return the number of experts per token, by a router, its holder or the configuration.
+
+    A layer is at most six levels below: adapters, part, expert, list, module. Source of ``top_k`` and ``k``:
+    transformers 5, DeepSpeed's ``TopKGate``.
+    """
+    for at in islice(place.upwards(), 6):
         for each in (at, *at.routers):
-            for name in VISITED_BY_ROUTER:
+            for name in ("top_k", "k", *VISITED):
                 if type(value := state_of(each.module).get(name)) is int:
                     return value
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
@@ -203,11 +177,12 @@ def find_heads(found: Sequence[Found], vocabulary: int | None, blocks: Sequence[
         if layer.role == "body" and place.adapter != "adapter" and not place.experts
     ]
     wide = [i for i in candidates if vocabulary and found[i][1].out_features == vocabulary]
+    names = ("head", "score", "classifier")
     by_name = [
         i
         for i in candidates
         if not found[i][0].name.startswith(inside)
-        and any(part.endswith(HEAD_NAMES) for part in found[i][0].name.split("."))
+        and any(part.endswith(names) for part in found[i][0].name.split("."))
     ]
     heads = wide or by_name
     last = found[heads[-1]][0].name.rpartition(".")[2] if heads else ""
@@ -220,8 +195,7 @@ def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:
     """List the model's ways of scaling, with the count and first of their layers."""
     found: dict[Scaling, list[str]] = {}
     for place in tree.places:
-        each = scaling(place.module)
-        if each is not None:
+        if (each := scaling(place.module)) is not None:
             found.setdefault(each, []).append(place.name)
     return tuple(
         msgspec.structs.replace(each, layers=len(names), first=names[0]) for each, names in found.items()

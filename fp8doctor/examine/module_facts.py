@@ -14,30 +14,14 @@ from fp8doctor.examine.walk import Place, Tree, experts_of, hooks, parameters
 from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks.looking import (
-    buffers_of,
-    class_name,
-    is_a,
-    lineage,
-    parameters_of,
-    read,
-    state_of,
-)
-from fp8doctor.stacks.tensors import (
-    dtype_name,
-    is_float8,
-    stored,
-    whole_size,
-)
-
-PEFT_MODEL = ("peft.peft_model", "PeftModel")
+from fp8doctor.stacks.looking import buffers_of, class_name, is_a, lineage, parameters_of, read, state_of
+from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 
 CONFIGS = ("config", "model_args", "args", "params")
 """Attributes with a model's sizes, in order of looking."""
 VOCABULARY = ("vocab_size", "padded_vocab_size", "n_vocab")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
-KEY_VALUE_HEADS = ("num_key_value_heads", "n_kv_heads", "n_kv_head")
 
 FP8_ATTENTION = re.compile(
     r"(fp8|float8|mxfp8|nvfp4).*att(n|ention)|att(n|ention).*(fp8|float8|mxfp8|nvfp4)", re.IGNORECASE
@@ -45,39 +29,31 @@ FP8_ATTENTION = re.compile(
 """Classes of FP8 attention: torchao's wrapper, which axolotl's ``attn_implementation: fp8`` uses."""
 
 
-Held = tuple[str, Tensor, int, str]
-"""Name, tensor, elements and dtype of a parameter, or of a buffer that is one."""
-
-
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     config = find_config(tree)
-    embeddings = [
-        place
-        for place in tree.places
-        if is_a(place.module, nn.Embedding) or is_a(place.module, nn.EmbeddingBag)
-    ]
-    vocabulary, hidden_size = sizes(config, embeddings)
+    vocabulary, hidden_size = sizes(config, tree)
     found = find_layers(tree, gaps)
     blocks = find_blocks(tree, found)
-    held: dict[int, Held] = {
+    held: dict[int, tuple[str, Tensor, int, str]] = {  # name, tensor, elements and dtype
         key: (name, each, whole_size(each), dtype_name(each))
         for key, (name, each) in tree.parameters.items()
         if not is_a(each, nn.UninitializedParameter)
     }
     for place, layer in found:
-        weight = layer.weights[0]
-        is_counted = id(weight) in held or is_float8(weight)  # else it is a buffer
-        if layer.use == "storage" and len(layer.weights) == 1 and is_counted:
-            name = held[id(weight)][0] if id(weight) in held else place.name
-            held[id(weight)] = name, weight, elements(layer), dtype_name(stored(weight))
+        if layer.use == "storage" and len(layer.weights) == 1:
+            weight = layer.weights[0]
+            if id(weight) in held or is_float8(weight):  # else it is a buffer
+                name = held[id(weight)][0] if id(weight) in held else place.name
+                held[id(weight)] = name, weight, elements(layer), dtype_name(stored(weight))
     dtypes: Counter[str] = Counter()
     for _, _, count, dtype in held.values():
         dtypes[dtype] += count
     tensors = [each for _, each, _, _ in held.values()]
     buffers = (each for place in tree.places for each in buffers_of(place.module).values())
-    adapters = [parameters_of(place.module) for place in tree.places if place.adapter == "adapter"]
-    tuned = {id(each) for own in adapters for each in own.values()}
+    adapters = [place.module for place in tree.places if place.adapter == "adapter"]
+    tuned = {id(each) for module in adapters for each in parameters_of(module).values()}
     tuned |= {key for key, (name, *_) in held.items() if ".lora_" in f".{name}"}
+    kinds = (type(place.module).__name__ for place in tree.places if not place.idle)
     return Network(
         kind=class_name(type(tree.root.module)),
         forward_of_torch=forward_of_torch(tree.root.module),
@@ -85,35 +61,28 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         trainable_parameters=sum(count for _, each, count, _ in held.values() if each.requires_grad),
         adapter_parameters=sum(held[key][2] for key in tuned if key in held),
         dtypes=dict(dtypes),
-        devices=tuple(sorted({each.device.type for each in (*tensors, *buffers) if each is not None})),
+        devices=tuple(sorted({each.device.type for each in (*tensors, *buffers)})),
         modules=len(tree.places),
         linears=describe(found, tree, config, vocabulary, blocks, gaps),
         blocks=blocks,
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
-        fp8_calls=fp8_calls(tree),
-        hooks=sum(hooks(each) for place in tree.places for each in (*place.wrappers, place.module)),
+        fp8_calls=tuple(dict.fromkeys(filter(FP8_ATTENTION.search, kinds))),
+        hooks=sum(hooks(each) for place in tree.places for each in place.modules),
         float8_parameters=sum(map(is_float8, tensors)),
         wrappers=wrappers(tree.root),
-        save_pretrained=not {PRETRAINED, PEFT_MODEL}.isdisjoint(lineage(type(tree.root.module))),
+        save_pretrained=not {PRETRAINED, ("peft.peft_model", "PeftModel")}.isdisjoint(tree.root.lineage),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
         heads=_size(config, HEADS),
-        key_value_heads=_size(config, KEY_VALUE_HEADS),
+        key_value_heads=_size(config, ("num_key_value_heads", "n_kv_heads", "n_kv_head")),
     )
-
-
-def fp8_calls(tree: Tree) -> tuple[str, ...]:
-    kinds = (type(place.module).__name__ for place in tree.places if not place.idle)
-    return tuple(dict.fromkeys(each for each in kinds if FP8_ATTENTION.search(each)))
 
 
 def find_config(tree: Tree) -> Any:
     for place in tree.places:
         for attribute in CONFIGS:
             config = state_of(place.module).get(attribute)
-            if config is None:
-                continue
             inner = read(config, "text_config")
             config = config if inner is None else inner
             if any(type(read(config, name)) is int for name in (*VOCABULARY, *HIDDEN)):
@@ -121,27 +90,23 @@ def find_config(tree: Tree) -> Any:
     return None
 
 
-FEWEST_WORDS = 16
-"""Smallest vocabulary. Shorter tables embed kinds, such as SAM's 4 kinds of points. A choice."""
+def sizes(config: Any, tree: Tree) -> tuple[int | None, int | None]:
+    """Return vocabulary and hidden size, configured or of the longest embedding.
 
-
-def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]:
-    """Return vocabulary and hidden size, configured or of the longest embedding."""
-    tables = [place.module for place in embeddings if type(read(place.module, "num_embeddings")) is int]
+    One of fewer than 16 entries embeds kinds, such as SAM's 4 kinds of points. A choice.
+    """
+    modules = [each.module for each in tree.places]
+    embeddings = [each for each in modules if is_a(each, (nn.Embedding, nn.EmbeddingBag))]
+    tables = [each for each in embeddings if type(read(each, "num_embeddings")) is int]
     table = max(tables, key=lambda each: int(read(each, "num_embeddings")), default=None)
-    entries = read(table, "num_embeddings", 0)
     vocabulary, hidden = _size(config, VOCABULARY), _size(config, HIDDEN)
-    if vocabulary is None and entries >= FEWEST_WORDS:
-        vocabulary = entries
+    if vocabulary is None and read(table, "num_embeddings", 0) >= 16:
+        vocabulary = read(table, "num_embeddings")
     return vocabulary, read(table, "embedding_dim") if hidden is None else hidden
 
 
 def _size(config: Any, names: Sequence[str]) -> int | None:
     return next((size for name in names if type(size := read(config, name)) is int), None)
-
-
-OF_PEFT = re.compile(r"\.(base_layer|original_module)\b")
-"""Names of the layer inside PEFT's."""
 
 
 def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
@@ -160,7 +125,8 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
         )
         return NOT_RECORDED
     below = f"{place.name}." if place.name else ""
-    held = {OF_PEFT.sub("", name): parameter for name, parameter in parameters(tree)}
+    of_peft = re.compile(r"\.(base_layer|original_module)\b")  # names of the layer inside
+    held = {of_peft.sub("", name): parameter for name, parameter in parameters(tree)}
     pairs = [(below + one, below + other) for one, other in declared.items()]
     return tuple(pair for pair in pairs if len({id(held[each]) for each in pair if each in held}) == 2)
 
@@ -202,7 +168,18 @@ def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]
             chosen.add(id(place))
         elif is_blocks(place, inside):
             chosen.add(id(place))
-            found.append(_blocks(place))
+            blocks = place.children
+            kinds = Counter(class_name(type(each.module)) for each in blocks)
+            found.append(
+                Blocks(
+                    name=place.name,
+                    kind=kinds.most_common(1)[0][0],
+                    container="ModuleDict" if is_a(place.module, nn.ModuleDict) else "list",
+                    forward_of_torch=any(forward_of_torch(each.module) for each in blocks),
+                    count=len(blocks),
+                    compiled=sum(each.compiled is not None for each in blocks),
+                )
+            )
     return tuple(found)
 
 
@@ -212,9 +189,8 @@ def is_blocks(place: Place, inside: Sides) -> bool:
     Alternating classes, such as attention and Mamba, must share a width each. Blocks of one class must come
     in at most half as many sizes: no graph serves two levels of a U-Net.
     """
-    if not any(
-        is_a(place.module, kind) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-    ) or experts_of(place):
+    lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+    if not is_a(place.module, lists) or experts_of(place):
         return False
     sides = [inside[id(child)] for child in place.children]
     if len(sides) < 2 or not all(sides) or not all(is_called(child.module) for child in place.children):
@@ -224,15 +200,3 @@ def is_blocks(place: Place, inside: Sides) -> bool:
         return 2 * len(set(map(tuple, sides))) <= len(sides)
     widths = ({into for into, _ in each} & {out for _, out in each} for each in sides)
     return 2 * len(classes) <= len(sides) and bool(set.intersection(*widths))
-
-
-def _blocks(place: Place) -> Blocks:
-    blocks = place.children
-    return Blocks(
-        name=place.name,
-        kind=Counter(class_name(type(each.module)) for each in blocks).most_common(1)[0][0],
-        container="ModuleDict" if is_a(place.module, nn.ModuleDict) else "list",
-        forward_of_torch=any(forward_of_torch(each.module) for each in blocks),
-        count=len(blocks),
-        compiled=sum(each.compiled is not None for each in blocks),
-    )

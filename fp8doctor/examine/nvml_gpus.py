@@ -5,15 +5,11 @@ devices once CUDA is initialized, and before that by the variable's rules (`read
 PCI addresses are never recorded.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 from fp8doctor.errors import has_torch
 from fp8doctor.facts import Gpu
@@ -29,39 +25,10 @@ class NoDriverError(Exception):
     """There is no NVIDIA driver, so no NVIDIA GPU."""
 
 
-def examine_gpus(gaps: dict[str, str]) -> tuple[Any, Any]:
-    """List this process's GPUs in its order, then the others; and return the NVIDIA driver's version.
-
-    Gaps for what NVML does not tell.
-    """
-    torch = installed_torch()
-    try:
-        with open_nvml() as nvml:
-            driver = str(nvml.nvmlSystemGetDriverVersion())
-            return _gpus_of_nvml(nvml, torch, gaps), driver
-    except NoDriverError:
-        return _without_nvml(torch, gaps), None
-    except Exception as error:
-        _log.debug("the GPUs cannot be asked", exc_info=True)
-        gaps["gpus"] = gaps["software.driver"] = scrub(f"the GPUs cannot be asked: {error}")
-        return NOT_RECORDED, NOT_RECORDED
-
-
-def _without_nvml(torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    """List the devices that torch has initialized itself, if no NVIDIA driver answers."""
-    vendor: Literal["nvidia", "amd"] = "amd" if torch and torch.version.hip else "nvidia"
-    unknown: tuple[Gpu, ...] = NOT_RECORDED
-    try:
-        if torch and torch.cuda.is_initialized():
-            return _gpus_of_torch(torch, vendor)
-        if vendor == "amd" and torch.cuda.device_count():
-            gaps["gpus"] = "torch has not initialized HIP in this process, and to ask would do so"
-            return unknown
-    except Exception as error:
-        _log.debug("torch's GPUs cannot be asked", exc_info=True)
-        gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
-        return unknown
-    return ()
+class Card(NamedTuple):
+    handle: Any
+    uuid: str
+    name: str
 
 
 def installed_torch() -> Any:
@@ -88,112 +55,103 @@ def open_nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    cards = _cards(nvml, gaps)
-    uuids = _uuids_of_torch(torch)
-    known = {card.uuid.removeprefix("GPU-"): i for i, card in enumerate(cards)}
-    if uuids and not known.keys() >= {*uuids}:
-        return _gpus_of_torch(torch, "nvidia")  # slices of GPUs (MIG) have UUIDs of their own
-    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen = [known[uuid] for uuid in uuids] or read_visible_devices(variable, cards)
-    why = None if uuids else _why_unknown(nvml, variable, cards)
-    if why is not None:
-        gaps["gpus.visible"] = why
-        return tuple(describe(nvml, card, NOT_RECORDED, False) for card in cards)
-    cuda = torch.cuda if torch and torch.cuda.is_initialized() else None  # it counts itself if it has memory
-    return (
-        *(
-            describe(nvml, cards[card], True, cuda is not None and bool(cuda.memory_reserved(i)))
-            for i, card in enumerate(seen)
-        ),
-        *(describe(nvml, card, False, False) for i, card in enumerate(cards) if i not in seen),
+def examine_gpus(gaps: dict[str, str]) -> tuple[Any, Any]:
+    """List this process's GPUs in its order, then the others; and return the NVIDIA driver's version.
+
+    Gaps for what NVML does not tell. Without a driver the GPUs are those that torch has initialized.
+    """
+    try:
+        return _gpus_and_driver(gaps)
+    except Exception as error:
+        _log.debug("the GPUs cannot be asked", exc_info=True)
+        gaps["gpus"] = gaps["software.driver"] = scrub(f"the GPUs cannot be asked: {error}")
+        return NOT_RECORDED, NOT_RECORDED
+
+
+def _gpus_and_driver(gaps: dict[str, str]) -> tuple[Any, str | None]:
+    torch = installed_torch()
+    cuda = torch.cuda if torch and torch.cuda.is_initialized() else None
+    with suppress(NoDriverError), open_nvml() as nvml:
+        return _gpus_of_nvml(nvml, cuda, gaps), str(nvml.nvmlSystemGetDriverVersion())
+    if cuda:
+        return _gpus_of_torch(cuda, amd=bool(torch.version.hip)), None
+    if torch and torch.version.hip and torch.cuda.device_count():
+        gaps["gpus"] = "torch has not initialized HIP in this process, and to ask would do so"
+        return NOT_RECORDED, None
+    return (), None
+
+
+def _gpus_of_torch(cuda: Any, *, amd: bool) -> tuple[Gpu, ...]:
+    """List torch's devices, once CUDA or HIP is initialized."""
+    return tuple(
+        Gpu(
+            name=each.name,
+            vendor="amd" if amd else "nvidia",
+            compute_capability=None if amd else f"{each.major}.{each.minor}",
+            architecture=each.gcnArchName.partition(":")[0] if amd else None,
+            memory_gib=each.total_memory / GIB,
+            visible=True,
+        )
+        for each in map(cuda.get_device_properties, range(cuda.device_count()))
     )
 
 
-def _cards(nvml: Any, gaps: dict[str, str]) -> list[Card]:
-    cards = []
+def _gpus_of_nvml(nvml: Any, cuda: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
+    cards: list[Card] = []
     for i in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
             cards.append(Card(handle, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)))
         except nvml.NVMLError as error:
             gaps[f"gpus.{i}"] = scrub(f"NVML failed: {error}")
-    return cards
+    if cuda:
+        known = {card.uuid.removeprefix("GPU-"): i for i, card in enumerate(cards)}
+        devices = range(cuda.device_count())
+        seen = [known.get(str(cuda.get_device_properties(i).uuid), -1) for i in devices]
+        if -1 in seen:
+            return _gpus_of_torch(cuda, amd=False)  # slices of GPUs (MIG) have UUIDs of their own
+        ours = {card: bool(cuda.memory_reserved(i)) for i, card in enumerate(seen)}
+    else:
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if (why := _why_unknown(nvml, variable, cards)) is not None:
+            gaps["gpus.visible"] = why
+            return tuple(_describe(nvml, card, NOT_RECORDED, False) for card in cards)
+        ours = dict.fromkeys(read_visible_devices(variable, cards), False)
+    order = [*ours, *(i for i in range(len(cards)) if i not in ours)]
+    return tuple(_describe(nvml, cards[i], i in ours, ours.get(i, False)) for i in order)
 
 
-def _ask(
-    nvml: Any, card: Card, question: str, convert: Callable[[Any], Any] = lambda answer: answer, *more: Any
-) -> Any:
+def _describe(nvml: Any, card: Card, visible: bool, ours: bool) -> Gpu:
+    """Describe a card.
+
+    If this process has memory there (``ours``), one of the processes is this one: in a container NVML gives
+    the host's process ids.
+    """
+
+    def others(processes: Sequence[Any]) -> int:
+        pids = {process.pid for process in processes}
+        return len(pids) - (os.getpid() in pids or (ours and bool(pids)))
+
+    return Gpu(
+        name=card.name,
+        vendor="nvidia",
+        compute_capability=_ask(nvml, card, "CudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
+        architecture=None,
+        memory_gib=_ask(nvml, card, "MemoryInfo", lambda info: info.total / GIB),
+        memory_used_gib=_ask(nvml, card, "MemoryInfo", lambda info: info.used / GIB),
+        visible=visible,
+        other_processes=_ask(nvml, card, "ComputeRunningProcesses", others),
+    )
+
+
+def _ask(nvml: Any, card: Card, what: str, convert: Callable[[Any], Any]) -> Any:
     """Return NVML's answer, converted; None if unsupported, `NOT_RECORDED` if it failed."""
     try:
-        return convert(getattr(nvml, question)(card.handle, *more))
+        return convert(getattr(nvml, f"nvmlDeviceGet{what}")(card.handle))
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotFound):
         return None
     except nvml.NVMLError:
         return NOT_RECORDED
-
-
-def _uuids_of_torch(torch: Any) -> list[str]:
-    """List the UUIDs of torch's devices; empty before CUDA is initialized."""
-    if torch is None or not torch.cuda.is_initialized():
-        return []
-    uuids = [
-        str(getattr(torch.cuda.get_device_properties(i), "uuid", ""))
-        for i in range(torch.cuda.device_count())
-    ]
-    return uuids if all(uuids) else []
-
-
-def describe(nvml: Any, card: Card, visible: bool, ours: bool) -> Gpu:
-    """Describe a card; ``ours``: this process has memory there."""
-    ask, clock = partial(_ask, nvml, card), nvml.NVML_CLOCK_SM
-    return Gpu(
-        name=card.name,
-        vendor="nvidia",
-        compute_capability=ask("nvmlDeviceGetCudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
-        architecture=None,
-        memory_gib=ask("nvmlDeviceGetMemoryInfo", lambda info: info.total / GIB),
-        memory_used_gib=ask("nvmlDeviceGetMemoryInfo", lambda info: info.used / GIB),
-        visible=visible,
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", int, clock),
-        sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", int, clock),
-        other_processes=ask(
-            "nvmlDeviceGetComputeRunningProcesses", lambda processes: count_others(processes, ours)
-        ),
-    )
-
-
-def count_others(processes: Sequence[Any], ours: bool) -> int:
-    """Count other processes on the GPU.
-
-    In a container NVML gives the host's process ids. Then one of them is this process if it has memory there
-    (``ours``).
-    """
-    pids = {process.pid for process in processes}
-    return len(pids) - (os.getpid() in pids or (ours and bool(pids)))
-
-
-def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, ...]:
-    """List torch's devices, once CUDA or HIP is initialized."""
-    amd = vendor == "amd"
-    return tuple(
-        Gpu(
-            name=each.name,
-            vendor=vendor,
-            compute_capability=None if amd else f"{each.major}.{each.minor}",
-            architecture=each.gcnArchName.partition(":")[0] if amd else None,
-            memory_gib=each.total_memory / GIB,
-            visible=True,
-        )
-        for each in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    )
-
-
-@dataclass(frozen=True)
-class Card:
-    handle: Any
-    uuid: str
-    name: str
 
 
 def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[int]:
@@ -219,7 +177,7 @@ def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[in
 
 
 def _why_unknown(nvml: Any, variable: str | None, cards: Sequence[Card]) -> str | None:
-    if any(_ask(nvml, card, "nvmlDeviceGetMigMode", lambda modes: bool(modes[0])) is True for card in cards):
+    if any(_ask(nvml, card, "MigMode", lambda modes: bool(modes[0])) is True for card in cards):
         return "a GPU is divided into slices (MIG)"
     mixed = len({card.name for card in cards}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     if mixed and variable is not None:

@@ -4,11 +4,12 @@ Reads only what is loaded, and creates no CUDA context.
 """
 
 import os
+from contextlib import suppress
+from typing import Any
 
 import torch
 
 from fp8doctor.facts import Dynamo
-from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import torch_private
 
@@ -16,8 +17,10 @@ from fp8doctor.stacks import torch_private
 def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
     """Read Dynamo's switch and counters, or its variable if it is not loaded."""
     config, frames = torch_private.config(), torch_private.counters("frames")
-    if config is None:
-        return Dynamo(disabled=disabled_by_variable(), frames_total=0, frames_ok=0)
+    if config is None:  # any value of the variable disables it before torch 2.8
+        value = os.environ.get("TORCH_COMPILE_DISABLE")
+        disabled = value == "1" if torch.__version__ >= "2.8" else bool(value)
+        return Dynamo(disabled=disabled, frames_total=0, frames_ok=0)
     if frames is None:
         gaps["training.dynamo"] = "this torch keeps Dynamo's counters where 2.6 to 2.15 do not"
         frames = {}
@@ -25,9 +28,7 @@ def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
         disabled=bool(config.disable),
         frames_total=int(frames.get("total", 0)),
         frames_ok=int(frames.get("ok", 0)),
-        recompile_limit=getattr(
-            config, "recompile_limit", getattr(config, "cache_size_limit", None)
-        ),  # the former from torch 2.7 on
+        recompile_limit=getattr(config, "recompile_limit", None) or config.cache_size_limit,  # of torch 2.6
     )
 
 
@@ -44,28 +45,18 @@ def compiled_nothing() -> bool:
     return not (switched or tried or packaged or state.frames_total)
 
 
-def disabled_by_variable() -> bool:
-    """Tell if ``TORCH_COMPILE_DISABLE`` disables Dynamo: any value before torch 2.8."""
-    value = os.environ.get("TORCH_COMPILE_DISABLE")
-    return value == "1" if torch.__version__ >= "2.8" else bool(value)
-
-
-def examine_allocator(gaps: dict[str, str]) -> int | None:
-    """Count how often the allocator freed its cache and retried.
+def examine_allocator(gaps: dict[str, str]) -> Any:
+    """Count how often the allocator freed its cache and retried; ``NOT_RECORDED`` if it does not tell.
 
     None before CUDA is initialized. Only torch's native allocator counts: cudaMallocAsync always says zero,
     and a user's own raises.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    retries: int | None = NOT_RECORDED
-    try:
-        backend = torch.cuda.get_allocator_backend()
-        if backend == "native":
+    backend = torch.cuda.get_allocator_backend()
+    if backend == "native":
+        with suppress(RuntimeError, KeyError):
             devices = range(torch.cuda.device_count())
-            retries = sum(torch.cuda.memory_stats(each)["num_alloc_retries"] for each in devices)
-        else:
-            gaps["training.alloc_retries"] = f"the allocator {backend} does not count its retries"
-    except (RuntimeError, KeyError) as error:
-        gaps["training.alloc_retries"] = scrub(f"the allocator's counters cannot be read: {error}")
-    return retries
+            return sum(torch.cuda.memory_stats(each)["num_alloc_retries"] for each in devices)
+    gaps["training.alloc_retries"] = f"the allocator ({backend}) does not tell how often it retried"
+    return NOT_RECORDED

@@ -20,12 +20,19 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks.code_names import from_library, named
-from fp8doctor.stacks.looking import ancestor, class_name, forward_of, home, is_a, lineage, read, state_of
+from fp8doctor.stacks.looking import (
+    ancestor,
+    class_name,
+    forward_of,
+    held_by,
+    home,
+    is_a,
+    lineage,
+    read,
+    state_of,
+)
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import whole_size
-
-FIRST = 5
-"""Names to record of a longer list."""
 
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
@@ -33,9 +40,8 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     arguments, optimizer = read(job.trainer, "args"), job.optimizer
     if optimizer is None and job.trainer is not None:
         optimizer = state_of(job.trainer).get("optimizer")
-    found, left_out = [parameter for _, parameter in tree.parameters.values()], None
-    if optimizer is not None:
-        left_out = outside(optimizer, found, gaps, others=job.other_optimizers)
+    found = [parameter for _, parameter in tree.parameters.values()]
+    of_optimizer = examine_optimizer(optimizer, job.other_optimizers, tree, gaps)
     return Training(
         autocast=autocast_dtype(job, forward, found, gaps),
         autocast_within=autocast_within(tree, job, gaps),
@@ -47,49 +53,41 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         forward_chain=forward_chain(forward),
         accelerate=examine_accelerate(tree),
         trainer=trainer_arguments(arguments, own_loss(job.trainer) if job.trainer else NOT_RECORDED),
-        optimizer=None if optimizer is None else class_name(type(unwrapped(optimizer))),
         **examine_cache(tree, arguments),
         layerdrop=layerdrop(tree),
         alloc_retries=examine_allocator(gaps),
-        optimizer_stepped=None if optimizer is None else bool(read(innermost(optimizer), "state")),
-        parameters_outside_optimizer=None
-        if optimizer is None
-        else NOT_RECORDED
-        if left_out is None
-        else len(left_out),
-        first_outside_optimizer=tuple(tree.parameters[id(each)][0] for each in (left_out or ())[:FIRST]),
+        **of_optimizer,
         conversion=examine_conversion(tree, job.watched, gaps),
         converter=examine_converter(job.watched),
     )
 
 
-LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
-"""Attributes of a module, or of its configuration, with the probability to skip a block. Source: transformers
-4.57 to 5.24."""
-
-
 def layerdrop(tree: Tree) -> float | None:
-    """Return the largest probability that a block is skipped in training; None without any."""
+    """Return the largest probability that a block is skipped in training; None without any.
+
+    Modules or their configurations have it (transformers 4.57 to 5.24).
+    """
+    names = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
     own = [state_of(place.module) for place in tree.places]
     configs = {id(config): state_of(config) for each in own if (config := each.get("config")) is not None}
-    found = (each.get(name) for each in (*own, *configs.values()) for name in LAYERDROP)
+    found = (each.get(name) for each in (*own, *configs.values()) for name in names)
     return max((each for each in found if isinstance(each, float) and 0 < each < 1), default=None)
 
 
 def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> Any:
-    """Return the step's autocast; ``NOT_RECORDED`` if no call of it was seen."""
-    if job.autocast is not None:
-        return _name(job.autocast)
-    around = next((dtype for link in chain(forward) if (dtype := _autocast_around(link)) is not None), None)
-    if around is not None:
-        return _name(around)
-    for device in sorted({each.device.type for each in found} & {"cpu", "cuda"}, reverse=True):
-        if torch.is_autocast_enabled(device):
-            return _name(torch.get_autocast_dtype(device))
-    if job.unseen:
+    """Return the step's autocast; ``NOT_RECORDED`` if no call of it was seen.
+
+    The job's own, that of a decorator around the forward (torch 2.6 to 2.15), or one that is open now.
+    """
+    decorators = (held_by(link, "autocast_instance") for link in chain(forward))
+    dtypes = [read(each, "fast_dtype") for each in decorators if read(each, "_enabled", True)]
+    devices = sorted({each.device.type for each in found} & {"cpu", "cuda"}, reverse=True)
+    dtypes += [torch.get_autocast_dtype(each) for each in devices if torch.is_autocast_enabled(each)]
+    dtype = next((each for each in (job.autocast, *dtypes) if each is not None), None)
+    if dtype is None and job.unseen:
         gaps["training.autocast"] = job.unseen
         return NOT_RECORDED
-    return None
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def autocast_within(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
@@ -136,8 +134,8 @@ def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
 
     ``NOT_RECORDED`` if only a step shows it, with a gap if the step is unknown.
     """
-    modules = (module for place in tree.places for module in (*place.wrappers, place.module))
-    if not any(home(type(each)).startswith("transformer_engine.") for each in modules):
+    kinds = {type(module) for place in tree.places for module in place.modules}
+    if not any(home(each).startswith("transformer_engine.") for each in kinds):
         return None
     if job.around is not nullcontext or autocast_is_open():
         return True
@@ -150,29 +148,16 @@ def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
     return NOT_RECORDED
 
 
-def _autocast_around(link: Any) -> torch.dtype | None:
-    """Return the dtype in an autocast decorator's closure (torch 2.6 to 2.15)."""
-    function = read(link, "__func__", link)
-    code = read(function, "__code__")
-    if code is None or "autocast_instance" not in code.co_freevars:
-        return None
-    instance = function.__closure__[code.co_freevars.index("autocast_instance")].cell_contents
-    return read(instance, "fast_dtype") if read(instance, "_enabled", True) else None
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def forward_chain(forward: Any) -> tuple[str, ...]:
     """Name a forward's wrappers by their code, because ``functools.wraps`` hides it."""
-    names = []
-    for link in chain(forward):
-        function = read(link, "__func__", link)
-        code = read(function, "__code__")
-        home = "" if code is None else function.__globals__.get("__name__", "")
-        names.append(class_name(type(function)) if code is None else f"{home}.{code.co_qualname}")
-    return tuple(names[:-1])
+    *wrappers, _ = (read(link, "__func__", link) for link in chain(forward))
+    codes = [(each, read(each, "__code__")) for each in wrappers]
+    return tuple(
+        class_name(type(each))
+        if code is None
+        else f"{each.__globals__.get('__name__', '')}.{code.co_qualname}"
+        for each, code in codes
+    )
 
 
 def own_loss(trainer: Any) -> str | None:
@@ -181,10 +166,8 @@ def own_loss(trainer: Any) -> str | None:
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
         if not home(owner).startswith("transformers."):
             return f"{owner.__name__}.{name}"
-    state = state_of(trainer)
-    return next(
-        (name for name in ("compute_loss_func", "label_smoother") if state.get(name) is not None), None
-    )
+    names = ("compute_loss_func", "label_smoother")
+    return next((name for name in names if state_of(trainer).get(name) is not None), None)
 
 
 def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> TrainerArguments | None:
@@ -206,8 +189,8 @@ def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> Tr
 def examine_accelerate(tree: Tree | None) -> Accelerate | None:
     """Read Accelerate's state, or None; without a tree, nothing about a model."""
     module = sys.modules.get("accelerate.state")
-    shared: dict[str, Any] = dict(getattr(getattr(module, "AcceleratorState", None), "_shared_state", {}))
-    process: dict[str, Any] = dict(getattr(getattr(module, "PartialState", None), "_shared_state", {}))
+    kinds = (getattr(module, name, None) for name in ("AcceleratorState", "PartialState"))
+    shared, process = (getattr(kind, "_shared_state", {}) for kind in kinds)
     if not shared and not process:
         return None
     state = Accelerate(
@@ -217,16 +200,15 @@ def examine_accelerate(tree: Tree | None) -> Accelerate | None:
     )
     if tree is None:
         return state
-    modules = (*tree.root.wrappers, tree.root.module)
-    prepared = any(state_of(module).get("_is_accelerate_prepared", False) for module in modules)
-    return replace(state, prepared=prepared)
+    prepared = (state_of(each).get("_is_accelerate_prepared", False) for each in tree.root.modules)
+    return replace(state, prepared=any(prepared))
 
 
 def accelerator_waits() -> bool:
     """Tell if a live Accelerator has prepared no model."""
-    kind: Any = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
-    live = gc.get_objects() if kind is not None else ()
-    return any(is_a(each, kind) and not vars(each).get("_models") for each in live)
+    if (kind := getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)) is None:
+        return False
+    return any(is_a(each, kind) and not vars(each).get("_models") for each in gc.get_objects())
 
 
 def _word(value: Any) -> str | None:
@@ -247,44 +229,49 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-DEEPEST = 3
-"""Depth of lists to search; DeepSpeed has one per group, or per part of one."""
-
-
 def written_back(wrapper: Any) -> list[nn.Parameter]:
     """Return a wrapper's own parameters, which it updates from the stepped copies.
 
-    DeepSpeed 0.19.8 keeps them in lists by group, with ZeRO (stages 1 to 3) and without.
+    DeepSpeed 0.19.8 keeps them in lists by group, or by part of one, with ZeRO (stages 1 to 3) and without.
     """
     held = list(state_of(wrapper).values())
-    for _ in range(DEEPEST):
+    for _ in range(3):
         held = [inner for each in held for inner in (each if type(each) in (list, tuple) else (each,))]
     return list({id(each): each for each in held if is_a(each, nn.Parameter)}.values())
 
 
-def outside(
-    optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str], *, others: Sequence[Any] = ()
-) -> list[nn.Parameter] | None:
-    """Return trainable parameters in no optimizer's groups; None if unknown.
+def examine_optimizer(
+    optimizer: Any, others: Sequence[Any], tree: Tree, gaps: dict[str, str]
+) -> dict[str, Any]:
+    """Return its class, if it has stepped, and the trainable parameters in no optimizer's groups.
 
-    torchao's CPU offload holds copies. Muon takes only matrices, and another optimizer the rest.
+    These are unknown if it may hold copies of them, as torchao's CPU offload does. Muon takes only matrices,
+    and another optimizer the rest.
     """
+    if optimizer is None:
+        none = dict.fromkeys(("optimizer", "optimizer_stepped", "parameters_outside_optimizer"))
+        return none | {"first_outside_optimizer": ()}
     inner = unwrapped(optimizer)
     groups = [group for each in (inner, *map(unwrapped, others)) for group in each.param_groups]
     inside = {id(each) for group in groups for each in group["params"]}
     if innermost(inner) is not inner:
         inside |= {id(each) for each in written_back(inner)}
-    trainable = [
-        each
-        for each in found
-        if each.requires_grad and not is_a(each, nn.UninitializedParameter) and whole_size(each)
+    shaped = [
+        (name, each) for name, each in tree.parameters.values() if not is_a(each, nn.UninitializedParameter)
     ]
-    left_out = [each for each in trainable if id(each) not in inside]
+    trainable = [(name, id(each)) for name, each in shaped if each.requires_grad and whole_size(each)]
+    left_out = [name for name, key in trainable if key not in inside]
     kind = class_name(type(inner))
     copies = len(left_out) == len(trainable) and not kind.startswith("torch.optim.")
+    outside: int = len(left_out)
     if left_out and (copies or kind.endswith(".Muon")):
         gaps["training.parameters_outside_optimizer"] = (
             f"{kind.rpartition('.')[2]} may hold copies of parameters, or leave some to another optimizer"
         )
-        return None
-    return left_out
+        outside, left_out = NOT_RECORDED, []
+    return {
+        "optimizer": kind,
+        "optimizer_stepped": bool(read(innermost(optimizer), "state")),
+        "parameters_outside_optimizer": outside,
+        "first_outside_optimizer": tuple(left_out[:5]),
+    }

@@ -31,14 +31,6 @@ from fp8doctor.stacks.looking import (
 )
 from fp8doctor.stacks.torch_private import wrapped_child
 
-NUMBERED_EXPERT = re.compile(r"^experts?_?\d+$", re.IGNORECASE)
-"""Names of experts that are direct children."""
-
-ROUTER_NAMES = ("router", "gate")
-
-DEEPEST_LIST = 2
-"""Levels from a router's siblings to an expert: a list, or a module of lists."""
-
 
 @dataclass(kw_only=True)
 class Cover:
@@ -84,6 +76,10 @@ class Place(Cover):
             at = at.parent
 
     @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (*self.wrappers, self.module)
+
+    @property
     def lineage(self) -> tuple[Ancestor, ...]:
         return lineage(type(self.module))
 
@@ -96,29 +92,30 @@ class Place(Cover):
 
     @cached_property
     def routers(self) -> tuple[Place, ...]:
-        return tuple(each for each in self.children if each.name.endswith(ROUTER_NAMES))
+        return tuple(each for each in self.children if each.name.endswith(("router", "gate")))
 
     @cached_property
     def experts_below(self) -> frozenset[int]:
-        """Numbers of experts in lists, and in 3-D weights, below."""
+        """Numbers of experts in lists, and in 3-D weights, below: at most a list in a module of lists."""
         below, found = self.children, set[int]()
         for place in below:
             if "expert" in place.name.rpartition(".")[2].lower():
                 weights = parameters_of(place.module).values()
-                found.update(each.shape[0] for each in weights if each is not None and each.ndim == 3)
-        for _ in range(DEEPEST_LIST):
+                found.update(each.shape[0] for each in weights if each.ndim == 3)
+        for _ in range(2):
             below = [each for child in below for each in child.children]
             found.update(each.experts for each in below if each.experts is not None)
         return frozenset(found)
 
 
-@dataclass
 class Tree:
     """The places in the tree's order, and all marks."""
 
-    places: list[Place] = field(default_factory=list)
-    marks: list[CompileMark] = field(default_factory=list)
-    checkpointing: list[Checkpointing] = field(default_factory=list)
+    def __init__(self, unused_marks: bool = False) -> None:
+        self.places: list[Place] = []
+        self.marks: list[CompileMark] = []
+        self.checkpointing: list[Checkpointing] = []
+        self._unused_marks, self._seen, self._trainable = unused_marks, set[int](), False
 
     @property
     def root(self) -> Place:
@@ -131,6 +128,69 @@ class Tree:
         for name, parameter in parameters(self):
             found.setdefault(id(parameter), (name, parameter))
         return found
+
+    def visit(
+        self,
+        module: nn.Module,
+        name: str,
+        parent: Place | None,
+        cover: Cover,
+        wrappers: tuple[nn.Module, ...] = (),
+    ) -> None:
+        """Visit a module and those below, each once; ``cover``, that from above, becomes its own."""
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        self._mark_compiled(module, name, cover)
+        self._mark_checkpointed(module, name, cover)
+        self._trainable = self._trainable or trains(module)
+        if (inner := wrapped_child(module)) is not None:
+            self.visit(inner, name, parent, cover, (*wrappers, module))
+            return
+        place = Place(name=name, module=module, parent=parent, wrappers=wrappers, **vars(cover))
+        place.adapts, place.trainable_so_far = adapter_parts(module), self._trainable
+        self.places.append(place)
+        if parent:
+            parent.children.append(place)
+        experts = experts_of(place)
+        for child_name, child in children_of(module).items():
+            full_name = f"{name}.{child_name}" if name else child_name
+            covered = below(place, child_name, child, full_name, cover)
+            covered.experts = experts.get(child_name, covered.experts)
+            self.visit(child, full_name, place, covered)
+
+    def _mark_checkpointed(self, module: nn.Module, name: str, cover: Cover) -> None:
+        if (found := checkpointing_of(module, name)) is None:
+            return
+        self.checkpointing.append(found)
+        if found.form == "wrapper" or (found.form == "huggingface" and is_layer(module)):
+            cover.checkpointed, cover.flag_above = name, False
+        elif found.form == "huggingface":
+            cover.flag_above = True
+        elif cover.checkpointed is None:
+            cover.checkpointed = NOT_RECORDED
+
+    def _mark_compiled(self, module: nn.Module, name: str, cover: Cover) -> None:
+        """Set the module's compiled region, and if one may begin below."""
+        mark = compile_mark(module, name)
+        if mark and self._unused_marks:
+            self.marks.append(msgspec.structs.replace(mark, compiles=False, unused=True))
+            cover.compiled, cover.watched = None, False
+        elif mark:
+            called, compiles = is_called(module), mark.compiles
+            if compiles is False and called and cover.compiled is not None:
+                compiles = True  # inside a region it is traced too
+            elif compiles is False and called and wrapped_child(module) is not None:
+                compiles = None  # a wrapper's own frame says nothing about its module
+            self.marks.append(msgspec.structs.replace(mark, compiles=compiles))
+            if compiles is not False:
+                cover.compiled, cover.watched = name, False
+            else:
+                cover.watched |= called
+        elif (cover.compiled is not None or cover.watched) and is_disabled(module):
+            cover.compiled, cover.watched = None, False
+        elif cover.watched and is_called(module) and not forward_of_torch(module):
+            cover.compiled, cover.watched = name, False
 
 
 def walk(
@@ -145,19 +205,24 @@ def walk(
     ``unused_marks`` and ``in_a_function`` are those of `Job`. Raises `UserError` for
     a model that is nested too deep.
     """
-    tree, step = Tree(), step_mark(training_step, seen=in_a_function)
+    tree, step = Tree(unused_marks), step_mark(training_step, seen=in_a_function)
     if step:
         tree.marks.append(step)
     try:
-        _Walk(tree, unused_marks).visit(model, "", None, Cover(compiled="" if step else None))
+        tree.visit(model, "", None, Cover(compiled="" if step else None))
     except RecursionError:
         raise UserError(
             "the model nests its modules deeper than Python's recursion limit allows, which is "
             f"{sys.getrecursionlimit()}. To read it, type sys.setrecursionlimit(20_000) before you build it"
         ) from None
     _cover_where_called(tree.places)
-    layers = tuple(place.name for place in tree.places if is_layer(place.module))
-    tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
+    deciding = {above.name for each in tree.places if is_layer(each.module) for above in each.upwards()}
+    layers = {each.name for each in tree.places if is_layer(each.module)}
+    tree.checkpointing = [  # from transformers 4.53 on a model's flag decides nothing if its layers do
+        each
+        for each in tree.checkpointing
+        if each.form != "huggingface" or each.name in layers or each.name not in deciding
+    ]
     return tree
 
 
@@ -168,100 +233,9 @@ def _cover_where_called(places: list[Place]) -> None:
     while below:
         place, layer = below.pop()
         if place is not layer:
-            place.compiled, place.watched, place.checkpointed = (
-                layer.compiled,
-                layer.watched,
-                layer.checkpointed,
-            )
-            place.adapted = layer.name
+            place.compiled, place.watched = layer.compiled, layer.watched
+            place.checkpointed, place.adapted = layer.checkpointed, layer.name
             below += [(child, layer) for child in place.children]
-
-
-def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:
-    """Tell if this is a model's flag whose layers decide (transformers >= 4.53)."""
-    below = f"{found.name}." if found.name else ""
-    return (
-        found.form == "huggingface"
-        and found.name not in layers
-        and any(name.startswith(below) for name in layers)
-    )
-
-
-class _Walk:
-    def __init__(self, tree: Tree, unused_marks: bool) -> None:
-        self.tree, self.unused_marks = tree, unused_marks
-        self.seen: set[int] = set()
-        self.trainable = False
-
-    def visit(
-        self,
-        module: nn.Module,
-        name: str,
-        parent: Place | None,
-        cover: Cover,
-        wrappers: tuple[nn.Module, ...] = (),
-    ) -> None:
-        """Visit a module and those below, each once."""
-        if id(module) in self.seen:
-            return
-        self.seen.add(id(module))
-        cover = self.marked(module, name, cover)
-        self.trainable = self.trainable or trains(module)
-        inner = wrapped_child(module)
-        if inner is not None:
-            self.visit(inner, name, parent, cover, (*wrappers, module))
-        else:
-            place = Place(name=name, module=module, parent=parent, wrappers=wrappers, **vars(cover))
-            place.adapts, place.trainable_so_far = adapter_parts(module), self.trainable
-            self.tree.places.append(place)
-            if parent:
-                parent.children.append(place)
-            experts = experts_of(place)
-            for child_name, child in children_of(module).items():
-                if child is not None:
-                    full_name = f"{name}.{child_name}" if name else child_name
-                    covered = below(place, child_name, child, full_name, cover)
-                    if child_name in experts:
-                        covered = replace(covered, experts=experts[child_name])
-                    self.visit(child, full_name, place, covered)
-
-    def marked(self, module: nn.Module, name: str, cover: Cover) -> Cover:
-        cover = replace(cover)
-        cover.compiled, cover.watched = self.compiled(module, name, cover)
-        if found := checkpointing_of(module, name):
-            self.tree.checkpointing.append(found)
-            if found.form == "wrapper" or (found.form == "huggingface" and is_layer(module)):
-                cover.checkpointed, cover.flag_above = name, False
-            elif found.form == "huggingface":
-                cover.flag_above = True
-            elif found.form == "called_in_forward" and cover.checkpointed is None:
-                cover.checkpointed = NOT_RECORDED
-        return cover
-
-    def compiled(self, module: nn.Module, name: str, cover: Cover) -> tuple[str | None, bool]:
-        """Return this module's compiled region, and if one may begin below."""
-        mark = compile_mark(module, name)
-        if mark and self.unused_marks:
-            self.tree.marks.append(msgspec.structs.replace(mark, compiles=False, unused=True))
-            return None, False
-        if (
-            mark
-            and mark.compiles is False
-            and is_called(module)
-            and (cover.compiled is not None or wrapped_child(module) is not None)
-        ):
-            # Inside a region it is traced too; a wrapper's own frame says nothing about its module.
-            mark = msgspec.structs.replace(mark, compiles=None if cover.compiled is None else True)
-        if mark:
-            self.tree.marks.append(mark)
-            if mark.compiles is not False:
-                return name, False
-            return cover.compiled, cover.watched or is_called(module)
-        if (cover.compiled is not None or cover.watched) and is_disabled(module):
-            return None, False
-        if cover.watched and is_called(module) and not forward_of_torch(module):
-            return name, False
-        return cover.compiled, cover.watched
 
 
 def adapter_parts(module: nn.Module) -> dict[str, str]:
@@ -270,7 +244,7 @@ def adapter_parts(module: nn.Module) -> dict[str, str]:
     By name: those of PEFT's tuners (``oft_R``, ...), and ``lora_`` of PEFT, torchtune, kohya and diffusers.
     By structure: beside a frozen Linear, trainable ones from and to its sides, with fewer weights.
     """
-    children = {name: child for name, child in children_of(module).items() if child is not None}
+    children = children_of(module)
     named = read_class(type(module), "adapter_layer_names") if "base_layer" in children else ()
     tuned = named if is_a(named, tuple) else ()
     found = {name: "adapter" for name in children if name.startswith("lora_") or name in tuned}
@@ -298,7 +272,7 @@ def sides_of(module: nn.Module) -> tuple[int, int] | None:
 
 
 def trains(module: nn.Module) -> bool:
-    return any(each is not None and each.requires_grad for each in parameters_of(module).values())
+    return any(each.requires_grad for each in parameters_of(module).values())
 
 
 def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
@@ -320,14 +294,15 @@ def experts_of(place: Place) -> dict[str, int]:
 
     Shared experts serve every token and do not count.
     """
-    siblings = {name: child for name, child in children_of(place.module).items() if child is not None}
+    siblings = children_of(place.module)
     own = place.name.rpartition(".")[2].lower()
     if "shared" in own:
         return {}
-    if is_a(place.module, nn.ModuleList) or is_a(place.module, nn.ModuleDict):
+    if is_a(place.module, (nn.ModuleList, nn.ModuleDict)):
         found = siblings if "expert" in own else {}
     else:
-        found = {name: child for name, child in siblings.items() if NUMBERED_EXPERT.search(name)}
+        numbered = re.compile(r"^experts?_?\d+$", re.IGNORECASE)
+        found = {name: child for name, child in siblings.items() if numbered.search(name)}
     alike = Counter(map(type, found.values()))  # NllbMoe keeps a dropout among its experts
     return {name: alike[type(child)] for name, child in found.items()} if len(found) > 1 else {}
 
@@ -341,7 +316,6 @@ def hooks(module: nn.Module) -> int:
 
 def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
     for place in tree.places:
-        for owner in (*place.wrappers, place.module):
-            for name, parameter in parameters_of(owner).items():
-                if parameter is not None:
-                    yield (f"{place.name}.{name}" if place.name else name), parameter
+        for module in place.modules:
+            for name, parameter in parameters_of(module).items():
+                yield (f"{place.name}.{name}" if place.name else name), parameter

@@ -63,7 +63,5 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_used_gib: float | None = NOT_RECORDED
     visible: bool = NOT_RECORDED
     """True if ``CUDA_VISIBLE_DEVICES`` leaves it to this process."""
-    sm_clock_mhz: int | None = NOT_RECORDED
-    sm_clock_max_mhz: int | None = NOT_RECORDED
     other_processes: int | None = NOT_RECORDED
     """Compute processes on this GPU besides the inspected one."""

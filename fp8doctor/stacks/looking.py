@@ -85,7 +85,7 @@ def state_of(thing: Any) -> dict[str, Any]:
     return {}
 
 
-def is_a(thing: Any, kind: type) -> bool:
+def is_a(thing: Any, kind: type | tuple[type, ...]) -> bool:
     """Tell if an object is of a class, past a computed ``__class__``."""
     return issubclass(type(thing), kind)
 
@@ -107,16 +107,21 @@ def is_torchscript(kind: type) -> bool:
     return ancestor(kind, "torch.jit.", ("ScriptModule",)) is not None
 
 
-def parameters_of(module: Module) -> dict[str, Parameter | None]:
-    return _members(module, "_parameters")
+def _there(module: Module, held: str) -> dict[str, Any]:
+    """Return the members of one kind that are not None."""
+    return {name: each for name, each in _members(module, held).items() if each is not None}
 
 
-def buffers_of(module: Module) -> dict[str, Tensor | None]:
-    return _members(module, "_buffers")
+def parameters_of(module: Module) -> dict[str, Parameter]:
+    return _there(module, "_parameters")
 
 
-def children_of(module: Module) -> dict[str, Module | None]:
-    return _members(module, "_modules")
+def buffers_of(module: Module) -> dict[str, Tensor]:
+    return _there(module, "_buffers")
+
+
+def children_of(module: Module) -> dict[str, Module]:
+    return _there(module, "_modules")
 
 
 def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
@@ -132,7 +137,6 @@ def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
         left += [
             (f"{name}.{child}" if name else child, each)
             for child, each in reversed(children_of(module).items())
-            if each is not None
         ]
 
 
@@ -140,8 +144,8 @@ def tensors_of(root: Module, held: str) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor of a tree once: ``_parameters`` or ``_buffers``."""
     seen: set[int] = set()
     for name, module in modules_of(root):
-        for key, tensor in _members(module, held).items():
-            if tensor is not None and id(tensor) not in seen:
+        for key, tensor in _there(module, held).items():
+            if id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield (f"{name}.{key}" if name else key), tensor
 
@@ -153,26 +157,32 @@ def tensor(module: Module, name: str) -> Tensor | None:
     another parameter. A parametrization keeps the original, or parts of it: the largest has the whole's
     shape.
     """
-    parameters, buffers = parameters_of(module), buffers_of(module)
+    own = buffers_of(module) | parameters_of(module)
     for key in (name, f"{name}_orig", f"{name}_v"):
-        own = parameters.get(key, buffers.get(key))
-        if own is not None:
-            return own
+        if key in own:
+            return own[key]
     kept = state_of(module).get(name)
     if kept is not None and TENSOR in lineage(type(kept)):
         return cast("Tensor", kept)
     registered = children_of(module).get("parametrizations")
-    parametrization = children_of(registered).get(name) if registered is not None else None
+    parametrization = None if registered is None else children_of(registered).get(name)
     if parametrization is None:
         return None
     parts = {**parameters_of(parametrization), **buffers_of(parametrization)}
-    originals = [part for key, part in parts.items() if part is not None and key.startswith("original")]
+    originals = [part for key, part in parts.items() if key.startswith("original")]
     return max(originals, key=lambda part: part.numel(), default=None)
 
 
 def forward_of(module: Any) -> Any:
     """Return the forward that a call of the module runs."""
     return state_of(module).get("forward", read_class(type(module), "forward"))
+
+
+def held_by(function: Any, name: str) -> Any:
+    """Return the value of a variable that a function or method closes over, or None."""
+    function = read(function, "__func__", function)
+    names = getattr(read(function, "__code__"), "co_freevars", ())
+    return function.__closure__[names.index(name)].cell_contents if name in names else None
 
 
 @functools.cache

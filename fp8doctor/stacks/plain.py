@@ -1,7 +1,6 @@
 """Ordinary layers: nn.Linear, Conv1D (transposed), attention projections, routers and 3-D experts."""
 
 import re
-from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,9 +41,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             return (layer(module, (weight,), weight.shape[0], weight.shape[1]),)
         if ROUTER.search(type(module).__name__):
             return (layer(module, (weight,), weight.shape[1], weight.shape[0], role="router"),)
-        if {"lora_a", "lora_b"} <= children_of(
-            module
-        ).keys():  # torchtune's LoRALinear, which is no nn.Linear
+        if {"lora_a", "lora_b"} <= children_of(module).keys():  # torchtune's LoRALinear is no nn.Linear
             return (layer(module, (weight,), weight.shape[1], weight.shape[0]),)
     return experts(module)
 
@@ -64,7 +61,7 @@ def layer(
         weights=weights,
         dtype=dtype_name(data if use == "storage" else weights[0]),
         weight_class=subclass(weights[0]),
-        **{"bias": parameters_of(module).get("bias") is not None, **more},
+        **{"bias": "bias" in parameters_of(module), **more},
     )
 
 
@@ -104,43 +101,28 @@ def attention(module: nn.Module) -> tuple[Layer, ...]:
 def experts(module: nn.Module) -> tuple[Layer, ...]:
     """Recognize 3-D weights of experts: ``[experts, out, in]`` or transposed."""
     found: list[Layer] = []
-    own_name = bool(EXPERTS.search(type(module).__name__))
-    for name, weight in parameters_of(module).items():
-        if weight is None or weight.ndim != 3 or weight.shape[0] < 2 or NOT_A_WEIGHT.search(name):
+    own, own_name = parameters_of(module), bool(EXPERTS.search(type(module).__name__))
+    for name, weight in own.items():
+        if weight.ndim != 3 or weight.shape[0] < 2 or NOT_A_WEIGHT.search(name):
             continue
         if (own_name or EXPERTS.search(name)) and not is_a(module, nn.modules.conv._ConvNd):
             in_features, out_features, transposed = expert_shape(module, name, weight)
-            bias = parameters_of(module).get(f"{name}_bias") is not None
-            found.append(
-                layer(
-                    module,
-                    (weight,),
-                    in_features,
-                    out_features,
-                    part=name,
-                    bias=bias,
-                    gemms=weight.shape[0],
-                    role="experts",
-                    features={"grouped_gemm": not transposed and multiplies_grouped(module)},
-                )
-            )
+            more = {"part": name, "bias": f"{name}_bias" in own, "gemms": weight.shape[0], "role": "experts"}
+            grouped = not transposed and multiplies_grouped(module)
+            more["features"] = {"grouped_gemm": grouped}
+            found.append(layer(module, (weight,), in_features, out_features, **more))
     return tuple(found)
 
 
-NOT_GROUPED = ("batched_mm", "eager")
-"""Experts implementations of transformers 5 without it. Source: ``integrations/moe.py``, 5.23."""
-
-
 def multiplies_grouped(module: nn.Module) -> bool:
-    """Tell if a module of experts uses torch's grouped matmul, which alone torchao's wrapper takes over."""
+    """Tell if a module of experts uses torch's grouped matmul, which alone torchao's wrapper takes over.
+
+    Two implementations of transformers 5 do not. Source: ``integrations/moe.py``, 5.23.
+    """
     if isinstance(read(module, "is_transposed"), bool):
-        return read(read(module, "config"), "_experts_implementation") not in NOT_GROUPED
-    return any("grouped_mm" in each for each in _named_by_forward(module))
-
-
-def _named_by_forward(module: nn.Module) -> tuple[str, ...]:
-    forward = read_class(type(module), "forward")
-    return forward.__code__.co_names if isinstance(forward, FunctionType) else ()
+        return read(read(module, "config"), "_experts_implementation") not in ("batched_mm", "eager")
+    names = getattr(read(read_class(type(module), "forward"), "__code__"), "co_names", ())
+    return any("grouped_mm" in each for each in names)
 
 
 def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int, bool]:
@@ -148,15 +130,8 @@ def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int
     last, first = int(weight.shape[2]), int(weight.shape[1])
     transposed = read(module, "is_transposed")
     if not isinstance(transposed, bool):
-        hidden = next(
-            (
-                size
-                for each in ("hidden_size", "hidden_dim", "dim")
-                if isinstance(size := read(module, each), int)
-            ),
-            None,
-        )
-        expected_last = first if DOWN.search(name) else last
-        expected_first = last if DOWN.search(name) else first
-        transposed = expected_last != hidden and expected_first == hidden
+        sizes = (read(module, each) for each in ("hidden_size", "hidden_dim", "dim"))
+        hidden = next((each for each in sizes if isinstance(each, int)), None)
+        ends, starts = (first, last) if DOWN.search(name) else (last, first)
+        transposed = ends != hidden and starts == hidden
     return (first, last, True) if transposed else (last, first, False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from fp8doctor.stacks import te_private
-from fp8doctor.stacks.looking import acts_on_its_death, class_name, home, lineage, read
+from fp8doctor.stacks.looking import TENSOR, acts_on_its_death, class_name, home, is_module, lineage, read
 from fp8doctor.stacks.sharding_private import local_tensor
 from fp8doctor.stacks.torch_private import FAKE_TENSOR
 
@@ -32,11 +32,7 @@ def subclass(tensor: Tensor) -> str | None:
 
 def stored(tensor: Tensor) -> Tensor:
     """Return the first plain tensor inside a subclass, such as float8 data."""
-    while True:
-        inner = _inside(local(tensor))
-        if not inner:
-            return tensor
-        tensor = inner[0]
+    return next(plain(tensor))
 
 
 def has_data(tensor: Tensor) -> bool:
@@ -51,6 +47,7 @@ def whole_size(parameter: Tensor) -> int:
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the plain tensors inside a subclass, or the tensor itself."""
     tensor = local(tensor)
     inner = _inside(tensor)
     if not inner:
@@ -114,10 +111,16 @@ def with_tensors(value: Any, of: Callable[[Tensor], Any], deep: int = DEEP) -> A
     if _is_tensor(value):
         return of(value)
     if isinstance(value, Mapping):
-        return _of_kind(value, {key: with_tensors(each, of, deep) for key, each in value.items()})
+        changed = {key: with_tensors(each, of, deep) for key, each in value.items()}
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return changed
+        copied = copy.copy(value)
+        for key, each in changed.items():
+            copied[key] = each
+        return copied
     if isinstance(value, (list, tuple)):
-        changed = [with_tensors(each, of, deep) for each in value]
-        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+        parts = [with_tensors(each, of, deep) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     attributes = _attributes(value) if deep else {}
     if not attributes:
         return value
@@ -127,27 +130,13 @@ def with_tensors(value: Any, of: Callable[[Tensor], Any], deep: int = DEEP) -> A
     return copied
 
 
-def _of_kind(mapping: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """Copy a mapping with new values; return a dict if it is read-only."""
-    if type(mapping) is dict or not isinstance(mapping, MutableMapping):
-        return changed
-    copied = copy.copy(mapping)
-    for key, each in changed.items():
-        copied[key] = each
-    return copied
-
-
 def _is_tensor(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
+    return TENSOR in lineage(type(value))
 
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields, or an object's attributes if it has tensors."""
-    import torch
-
-    if isinstance(value, (type, torch.nn.Module)):
+    if isinstance(value, type) or is_module(value):
         return {}
     if dataclasses.is_dataclass(value):
         names = [each.name for each in dataclasses.fields(value)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import CodeType
@@ -147,6 +147,10 @@ def load_dynamo() -> None:
         importlib.import_module(name)
 
 
+all_counters = partial(_loaded, "torch._dynamo.utils", "counters")
+"""Return Dynamo's counters themselves, a dict of dicts, or None (2.6 to 2.15)."""
+
+
 def counters(group: str) -> dict[str, int] | None:
     """Copy a group of Dynamo's counters; empty without Dynamo (2.6 to 2.15)."""
     found = all_counters()
@@ -158,12 +162,6 @@ def counters(group: str) -> dict[str, int] | None:
 def frames_compiled() -> int:
     """Count the frames that Dynamo compiled in this process, or 0 (2.6 to 2.15)."""
     return (counters("frames") or {}).get("ok", 0)
-
-
-def all_counters() -> MutableMapping[str, Any] | None:
-    """Return Dynamo's counters themselves, or None (2.6 to 2.15)."""
-    found = _loaded("torch._dynamo.utils", "counters")
-    return found if isinstance(found, dict) else None
 
 
 compilation_metrics = partial(_loaded, "torch._dynamo.utils", "_compilation_metrics")
@@ -233,10 +231,8 @@ reset_code = partial(_call, "torch._C", "_dynamo.eval_frame.reset_code")
 # Inductor
 
 
-def may_hold_cuda_graphs() -> bool:
-    """Tell if Inductor may have captured CUDA graphs (2.6 to 2.14)."""
-    return "torch._inductor.cudagraph_trees" in sys.modules
-
+may_hold_cuda_graphs = partial(_loaded, "torch._inductor.cudagraph_trees")
+"""Return a module if Inductor may have captured CUDA graphs, else None (2.6 to 2.14)."""
 
 forget_cuda_graphs = partial(_call, "torch._inductor.cudagraph_trees", "reset_cudagraph_trees")
 """Free every CUDA graph of Inductor in this process (2.11)."""

@@ -4,7 +4,6 @@ A Float8Linear's weight stays an ordinary parameter, so its class and configurat
 subclasses are found by their ancestors. Since 0.17 MX wraps the weight of an nn.Linear.
 """
 
-import logging
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -26,14 +25,10 @@ from fp8doctor.stacks.looking import (
 )
 from fp8doctor.stacks.tensors import dtype_name, local, stored
 
-_log = logging.getLogger("fp8doctor")
-
 ORDER = 20
 STACK = TORCHAO.name
 
 Features = dict[str, bool | int | str | None]
-
-NOT_THERE = object()
 
 FLOAT8 = ("Float8Linear", "Float8LinearNoCompile")
 OTHERS = ("MXLinear", "MXFP8Linear", "NVFP4Linear", "Float8BlockwiseLinear")
@@ -55,12 +50,13 @@ CONVERTER_HOME = "torchao.float8.float8_linear_utils"
 CONVERTER_TRACE = "torchao.float8._inductor_patch"
 """Module that only the converter imports, when called (0.18)."""
 
-_OPERANDS = tuple(
-    """
+CASTS = tuple(
+    f"cast_config_{operand}"
+    for operand in """
     input input_for_grad_weight weight weight_for_grad_input grad_output grad_output_for_grad_weight
     """.split()
 )
-CASTS = tuple(f"cast_config_{each}" for each in _OPERANDS)
+
 RECIPE_OF = {each.operands: each.name for each in RECIPES.values() if each.operands}
 """How the operands are scaled, in the order of `CASTS` -> torchao's recipe (0.10 to 0.18)."""
 
@@ -82,9 +78,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features)
             for each in described
         )
-    if not configured(module) and not any(
-        weight is not None and tensor_class(weight) for weight in parameters_of(module).values()
-    ):
+    if not configured(module) and not any(map(tensor_class, parameters_of(module).values())):
         return ()
     return tuple(by_weight(each, module) for each in plain.recognise(module, gaps))
 
@@ -94,21 +88,14 @@ def configured(module: nn.Module) -> bool:
     return any(name in state or read_class(kind, name) is not None for name in OP_CONFIGS)
 
 
-OPERAND_CASTS = {
-    "input": "cast_config_input",
-    "weight": "cast_config_weight",
-    "gradient": "cast_config_grad_output",
-}
-
-
 def casts(module: nn.Module) -> dict[str, Cast]:
     """Return a Float8Linear's casts for its output and its input's gradient (0.10 to 0.18)."""
     config: Any = state_of(module).get("config")
     if config is None or ancestor(type(module), "torchao.", FLOAT8) is None:
         return {}
     found = {}
-    for operand, name in OPERAND_CASTS.items():
-        cast = read(config, name)
+    for operand, name in (("input", "input"), ("weight", "weight"), ("gradient", "grad_output")):
+        cast = read(config, f"cast_config_{name}")
         kind, scales = str(read(cast, "target_dtype")), _word(read(cast, "scaling_granularity"))
         if _word(read(cast, "scaling_type")) != "disabled" and kind.startswith("torch.float8"):
             found[operand] = Cast(
@@ -120,26 +107,24 @@ def casts(module: nn.Module) -> dict[str, Cast]:
 
 
 def scaling(module: nn.Module) -> Scaling | None:
-    found = casts(module)
-    forward = dict.fromkeys(found[each].dtype for each in ("input", "weight") if each in found)
-    if not found:
+    if not (found := casts(module)):
         return None
+    forward = dict.fromkeys(found[each].dtype for each in ("input", "weight") if each in found)
     return Scaling(stack=STACK, forward_dtypes=tuple(forward), amax_history_len=None, amax_compute_algo=None)
 
 
 def tensor_class(weight: Tensor) -> str | None:
     """Return the torchao class of a weight, also inside a DTensor, or None."""
-    return next(
-        (name for module, name in lineage(type(local(weight))) if module.startswith("torchao.")), None
-    )
+    kinds = lineage(type(local(weight)))
+    return next((name for module, name in kinds if module.startswith("torchao.")), None)
 
 
 def by_weight(layer: Layer, module: nn.Module) -> Layer:
     """Describe a layer by its torchao weight or its module's configuration."""
-    weight = layer.weights[0]
+    weight = local(layer.weights[0])
     name = tensor_class(weight)
     if name in TRAINING_WEIGHTS:
-        config = read(local(weight), "config") or local(weight)
+        config = read(weight, "config") or weight
         own = {} if layer.role == "experts" else own_forward(type(module), "torch.nn.")
         reached = layer.role != "experts" or plain.multiplies_grouped(module)
         return replace(
@@ -158,11 +143,10 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
     if name == ALL_GATHER_WEIGHT:
         return layer
     use: Use = "none" if name in NOT_FP8 else "storage"
-    settings = read(local(weight), "act_quant_kwargs", NOT_THERE)
-    quantizes: Features = {} if settings is NOT_THERE else {"activations_quantized": settings is not None}
-    return replace(
-        layer, stack=STACK, use=use, features=layer.features | quantizes, dtype=dtype_name(stored(weight))
-    )
+    missing = object()
+    if (settings := read(weight, "act_quant_kwargs", missing)) is not missing:
+        layer = replace(layer, features=layer.features | {"activations_quantized": settings is not None})
+    return replace(layer, stack=STACK, use=use, dtype=dtype_name(stored(weight)))
 
 
 def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Features]:
@@ -174,12 +158,9 @@ def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Feature
         )
         return None, {}
     signature = tuple(map(cast_in_words, casts))
-    features: Features = {
-        "emulate": bool(config.emulate),
-        "pad_inner_dim": bool(config.pad_inner_dim),
-        "enable_fsdp_float8_all_gather": bool(config.enable_fsdp_float8_all_gather),
-        "use_fast_accum": bool(config.gemm_config_output.use_fast_accum),
-    }
+    names = ("emulate", "pad_inner_dim", "enable_fsdp_float8_all_gather")
+    features: Features = {name: bool(read(config, name)) for name in names}
+    features["use_fast_accum"] = bool(config.gemm_config_output.use_fast_accum)
     return RECIPE_OF.get(signature, "custom"), features | own_forward(type(module))
 
 
@@ -234,26 +215,22 @@ def _word(member: Any) -> str:
 
 def bf16_counterpart(module: nn.Module) -> nn.Module:
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
-        return plain_linear(module).train(module.training)
+        linear = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
+        linear.weight, linear.bias = unwrapped(module.weight), module.bias
+        return linear.train(module.training)
     if configured(module):
         raise NoCounterpart(f"{type(module).__name__} decides by its own configuration what runs in FP8")
-    for name, weight in module._parameters.items():
-        if weight is not None and tensor_class(weight) in TRAINING_WEIGHTS:
+    for name, weight in parameters_of(module).items():
+        if tensor_class(weight) in TRAINING_WEIGHTS:
             module._parameters[name] = unwrapped(weight)
     return module
-
-
-def plain_linear(module: Any) -> nn.Linear:
-    plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
-    plain.weight, plain.bias = unwrapped(module.weight), module.bias
-    return plain
 
 
 def unwrapped(weight: Tensor) -> nn.Parameter:
     if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
         return weight
-    found = (getattr(weight, name, None) for name in ("_tensor", "_data"))
-    inner = next((each for each in found if each is not None), None)
+    inner = getattr(weight, "_tensor", None)
+    inner = getattr(weight, "_data", None) if inner is None else inner
     if not isinstance(inner, Tensor):
         raise NoCounterpart(
             f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep "

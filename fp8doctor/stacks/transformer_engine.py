@@ -25,23 +25,22 @@ STACK = TRANSFORMER_ENGINE.name
 PREFIX = "transformer_engine.pytorch."
 
 GEMM_MODULES = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear", "BasicLinear")
-OPERATIONS = (".ops.basic.basic_linear.BasicLinear", ".ops.basic.grouped_linear.GroupedLinear")
-"""Operations of ``te.ops`` with weights; te.ops.Linear contains a BasicLinear."""
-
-FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2": "float8_e5m2"}
-"""``Format`` -> dtype of the forward (``common/recipe``, 2.20)."""
-
-
-RECIPE_SETTINGS = ("disable_rht", "disable_stochastic_rounding")
-"""Attributes of recipes that change kernels (2.8 to 2.20)."""
+FORMATS = {
+    "E4M3": ("float8_e4m3fn", "float8_e4m3fn"),
+    "HYBRID": ("float8_e4m3fn", "float8_e5m2"),
+    "E5M2": ("float8_e5m2", "float8_e5m2"),
+}
+"""``Format`` -> dtypes of the forward and of the backward (``common/recipe``, 2.20)."""
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
-    if kind is None or (base is None and not kind.endswith(OPERATIONS)):
+    if kind is None or not (
+        ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
+        or kind.endswith((".ops.basic.basic_linear.BasicLinear", ".ops.basic.grouped_linear.GroupedLinear"))
+    ):
         return ()
-    record = record_of(module, gaps)
+    record, grouped = record_of(module, gaps), kind.endswith(".GroupedLinear")
     return tuple(
         Layer(
             kind=kind,
@@ -53,10 +52,10 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             dtype=dtype_name(weights[0]),
             bias=bias,
             part=part,
-            gemms=len(weights) if kind.endswith(".GroupedLinear") else 1,
+            gemms=len(weights) if grouped else 1,
             **record,
             weight_class=subclass(weights[0]),
-            role="experts" if kind.endswith(".GroupedLinear") else "body",
+            role="experts" if grouped else "body",
         )
         for part, weights, (out_features, in_features), bias in gemms(module, kind, gaps)
     )
@@ -69,7 +68,7 @@ def gemms(
 
     FSDP1 leaves a flat part of each weight, maybe an empty one, so its sides are those that the module keeps.
     """
-    parameters = {name: each for name, each in parameters_of(module).items() if each is not None}
+    parameters = parameters_of(module)
     biases = [name for name, each in parameters.items() if name.endswith("bias") and each.numel()]
     own: Any = tuple(state_of(module).get(name) for name in ("out_features", "in_features"))
     found: list[tuple[str, tuple[Tensor, ...], tuple[int, int], bool]] = []
@@ -100,7 +99,9 @@ def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:
     """
     state, recipe = state_of(module), recipe_of(module)
     features: dict[str, bool | int | str | None] = {
-        name: value for name in RECIPE_SETTINGS if isinstance(value := read(recipe, name), bool)
+        name: value  # they change kernels (2.8 to 2.20)
+        for name in ("disable_rht", "disable_stochastic_rounding")
+        if isinstance(value := read(recipe, name), bool)
     }
     if isinstance(format := read(read(recipe, "fp8_format"), "name"), str):
         features["fp8_format"] = format
@@ -164,23 +165,15 @@ def scaling(module: nn.Module) -> Scaling | None:
     recipe = recipe_of(module)
     if recipe is None:
         return None
-    dtype = FORWARD_OF_FORMAT.get(read(read(recipe, "fp8_format"), "name", ""))
-    history = read(recipe, "amax_history_len")
+    format, history = read(read(recipe, "fp8_format"), "name", ""), read(recipe, "amax_history_len")
     algorithm = read(recipe, "amax_compute_algo")
+    known = algorithm if isinstance(algorithm, str) else "custom" if callable(algorithm) else None
     return Scaling(
         stack=STACK,
-        forward_dtypes=(dtype,) if dtype else (),
+        forward_dtypes=FORMATS.get(format, ())[:1],
         amax_history_len=history if isinstance(history, int) else None,
-        amax_compute_algo=algorithm
-        if isinstance(algorithm, str)
-        else "custom"
-        if callable(algorithm)
-        else None,
+        amax_compute_algo=known,
     )
-
-
-GRADIENT_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e5m2", "E5M2": "float8_e5m2"}
-"""``Format`` -> dtype of the backward (``common/recipe``, 2.20)."""
 
 
 def casts(module: nn.Module) -> dict[str, Cast]:
@@ -193,13 +186,13 @@ def casts(module: nn.Module) -> dict[str, Cast]:
     name, format = type(recipe).__name__, read(read(recipe, "fp8_format"), "name", "HYBRID")
     kind = (ancestor(type(module), PREFIX, GEMM_MODULES) or "").rpartition(".")[2]
     known = name in ("DelayedScaling", "Float8CurrentScaling") and kind != "GroupedLinear"
-    if not known or not state_of(module).get("fp8"):
+    if not known or format not in FORMATS or not state_of(module).get("fp8"):
         return {}
-    forward, backward = FORWARD_OF_FORMAT.get(format), GRADIENT_OF_FORMAT.get(format)
+    forward, backward = FORMATS[format]
     found = {}
     for operand, dtype in (("input", forward), ("weight", forward), ("gradient", backward)):
         kept = te_private.delayed(module, operand) if name == "DelayedScaling" else (None, None)
-        if kept is not None and dtype is not None and (operand != "input" or kind == "Linear"):
+        if kept is not None and (operand != "input" or kind == "Linear"):
             found[operand] = Cast(dtype=dtype, scale=kept[0], history=kept[1])
     return found
 

@@ -99,6 +99,6 @@ MENDED = [
         "nanochat-speedrun-d24",
         "-",
         "told to use no FP8: its Float8Linear is a class of its own over torch._scaled_mm",
-        "a forward that reaches torch's FP8 GEMM is FP8 (`fp8doctor/stacks/own.py`)",
+        "a forward that reaches torch's FP8 GEMM is FP8 (`fp8doctor/stacks/known_classes.py`)",
     ),
 ]

@@ -52,8 +52,6 @@ def test_everything_of_one_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         memory_gib=80.0,
         memory_used_gib=0.5,
         visible=True,
-        sm_clock_mhz=210,
-        sm_clock_max_mhz=1410,
         other_processes=0,
     )
     assert gaps == {}
@@ -71,7 +69,7 @@ def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
         },
     )
     (found,), gaps = examined(monkeypatch, bare)
-    assert (found.name, found.compute_capability, found.sm_clock_mhz) == ("NVIDIA GB10", "12.1", None)
+    assert (found.name, found.compute_capability) == ("NVIDIA GB10", "12.1")
     assert found.other_processes is None
     assert not recorded(found, "memory_gib")
     assert gaps == {}

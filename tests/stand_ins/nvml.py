@@ -37,8 +37,6 @@ def gpu(name: str, uuid: str, capability: tuple[int, int], memory_gib: float, **
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(
                 total=memory_gib * GIB, used=0.5 * GIB, free=(memory_gib - 0.5) * GIB
             ),
-            "nvmlDeviceGetClockInfo": 210,
-            "nvmlDeviceGetMaxClockInfo": 1410,
             "nvmlDeviceGetPowerManagementLimit": 400_000,
             "nvmlDeviceGetPowerManagementDefaultLimit": 400_000,
             "nvmlDeviceGetCurrentClocksEventReasons": pynvml.nvmlClocksEventReasonGpuIdle,
