@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fp8doctor.api import inspect_model
     from fp8doctor.planned import Plan, plan
-    from fp8doctor.report import Report, load_report
-    from fp8doctor.shown import compare, load_health
+    from fp8doctor.report import Report, compare, load_health, load_report
 
 __all__ = ["Plan", "Report", "compare", "inspect_model", "load_health", "load_report", "plan"]
 
@@ -24,7 +23,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "checks")):
 
 def __getattr__(name: str) -> Any:
     homes = {"inspect_model": "api", "Plan": "planned", "plan": "planned", "Report": "report"}
-    homes |= {"load_report": "report", "compare": "shown", "load_health": "shown"}
+    homes |= dict.fromkeys(("load_report", "compare", "load_health"), "report")
     if name not in homes:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"fp8doctor.{homes[name]}"), name)

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -61,12 +60,13 @@ def require_torch(wanted: str, *others: str) -> None:
     if has_torch():
         from importlib import metadata
 
+        from packaging.version import Version
+
         try:
             lacks = metadata.version("torch")
         except metadata.PackageNotFoundError:  # built from source, or a stand-in
             return
-        number = re.match(r"(\d+)\.(\d+)", lacks)
-        if number is None or tuple(map(int, number.groups())) >= tuple(map(int, OLDEST_TORCH.split("."))):
+        if Version(lacks).release >= Version(OLDEST_TORCH).release:
             return
     enough = " (a CPU build is enough)" if others else ""
     raise UserError(

@@ -73,9 +73,5 @@ def remove_folders_of(process: int) -> None:
 
 
 def _prefix(process: int) -> str:
-    """Name a process uniquely among the machines and containers that share the folder."""
-    try:
-        numbered_by = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:  # not Linux: process ids are unique on the machine
-        numbered_by = 0
-    return f"fp8doctor-{platform.node()}-{numbered_by}-{process}-"
+    """Name a process among the machines and containers that share the folder."""
+    return f"fp8doctor-{platform.node()}-{process}-"

@@ -4,19 +4,14 @@ Read from the text of the files, because importing all of them is too slow for a
 come from the registry.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fp8doctor.areas import AREAS, RETIRED, SEVERITIES
-
-if TYPE_CHECKING:
-    from fp8doctor.registry import Check
 
 HEAD = re.compile(
     r'@(?:kit\.)?check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*severity="(?P<severity>\w+)"'
@@ -48,18 +43,36 @@ def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
     if folders:
         from fp8doctor.registry import discover
 
-        return registered(discover(folders))
-    return tuple(sorted(_own(), key=lambda each: (AREAS.index(each.area), each.code)))
+        return of_rules(discover(folders))
+    return of_rules(_own())
 
 
-def registered(rules: Sequence[Check]) -> tuple[Heading, ...]:
-    of_code: dict[str, list[Check]] = {}
+def of_rules(rules: Iterable[Any]) -> tuple[Heading, ...]:
+    """Describe each code; its rules are `fp8doctor.registry.Check`, or what stands in their files."""
+    of_code: dict[str, list[Any]] = {}
     for each in rules:
         of_code.setdefault(each.code, []).append(each)
-    return tuple(
-        _heading(found[0].area, found[0].page, found, [code for each in found for code in each.was])
-        for found in of_code.values()
-    )
+    found = []
+    for code, (first, *others) in of_code.items():
+        severity = max((each.severity for each in (first, *others)), key=SEVERITIES.index)
+        former = (each for rule in (first, *others) for each in rule.was)
+        also = tuple(dict.fromkeys((*(each.name for each in others), *former)))
+        found.append(Heading(code, first.name, first.area, severity, first.page, also))
+    return tuple(sorted(found, key=lambda each: (AREAS.index(each.area), each.code)))
+
+
+def _own() -> Iterator[SimpleNamespace]:
+    """Read our own rules: a check is a file, or a folder whose first file has its page."""
+    from fp8doctor import checks
+
+    for folder in checks.__path__:
+        for path in Path(folder).glob("*/[!_]*"):
+            files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
+            text = "".join(each.read_text("utf-8") for each in files)
+            was = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
+            for each in HEAD.finditer(text):
+                page = inspect.cleandoc(text.split('"""')[1])
+                yield SimpleNamespace(**each.groupdict(), area=path.parent.name, page=page, was=was)
 
 
 def retired(codes: Iterable[str]) -> Iterator[Heading]:
@@ -68,23 +81,3 @@ def retired(codes: Iterable[str]) -> Iterator[Heading]:
         if now := RETIRED.get(code):
             page = f"{code} is no check any more\n\n{now[:1].upper()}{now[1:]}."
             yield Heading(code, "retired", "environment", "info", page)
-
-
-def _own() -> Iterator[Heading]:
-    """Read our own checks: each is a file, or a folder whose first file has its page."""
-    from fp8doctor import checks
-
-    for folder in checks.__path__:
-        for path in Path(folder).glob("*/[!_]*"):
-            files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
-            if text := "".join(each.read_text("utf-8") for each in files):
-                rules = [SimpleNamespace(**each.groupdict()) for each in HEAD.finditer(text)]
-                former = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
-                yield _heading(path.parent.name, inspect.cleandoc(text.split('"""')[1]), rules, former)
-
-
-def _heading(area: str, page: str, rules: Sequence[Any], former: Sequence[str]) -> Heading:
-    """Describe the rules of one code."""
-    first, *others = rules
-    severity = max((each.severity for each in rules), key=SEVERITIES.index)
-    return Heading(first.code, first.name, area, severity, page, (*(each.name for each in others), *former))

@@ -15,7 +15,7 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
 from fp8doctor.planning.job_options import Options, saved_facts
 from fp8doctor.planning.plan_document import PlanDocument, plan_document
-from fp8doctor.shown import Shown
+from fp8doctor.report import Shown
 
 if TYPE_CHECKING:
     from fp8doctor.render.page import Page

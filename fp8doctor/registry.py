@@ -100,12 +100,8 @@ def check(
         own = _home(function).split(".")[2:]  # the area and the check
         where = area or (own[0] if own else Path(function.__code__.co_filename).parent.name)
         new = Check(code, name, where, severity, tuple(explained_by), function, former, **properties)
-        for value, what, form in (
-            (code, "a code: three to five capital letters and three digits", r"[A-Z]{3,5}\d{3}"),
-            (name, "a name: words joined by hyphens", r"[\w.+-]+"),
-            (severity, f"a severity; they are {', '.join(SEVERITIES)}", "|".join(SEVERITIES)),
-            (where, f"an area; areas are {', '.join(AREAS)}", "|".join(AREAS)),
-        ):
+        for field, (what, form) in FORMS.items():
+            value = getattr(new, field)
             if not isinstance(value, str) or not re.fullmatch(form, value):
                 raise ValueError(f"{code}: {value!r} is not {what}")
         for other in _checks.values():
@@ -116,6 +112,15 @@ def check(
         return function
 
     return register
+
+
+FORMS = {
+    "code": ("a code: three to five capital letters and three digits", r"[A-Z]{3,5}\d{3}"),
+    "name": ("a name: words joined by hyphens", r"[\w.+-]+"),
+    "severity": (f"a severity; they are {', '.join(SEVERITIES)}", "|".join(SEVERITIES)),
+    "area": (f"an area; areas are {', '.join(AREAS)}", "|".join(AREAS)),
+}
+"""Field of a `Check` -> what it has to be, and its form."""
 
 
 @functools.cache
@@ -129,32 +134,17 @@ def _import_own() -> None:
 def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
     """List all checks, including those in ``folders``, by area and code, rules of a file in its order.
 
-    Raises `UserError` if a folder does not exist, or if a file cannot be imported. None of its checks is kept
-    in that case.
+    Runs the Python files of a folder and its subfolders, each once per process; whatever they print goes to
+    stderr. Raises `UserError` if a folder does not exist, or if a file cannot be imported.
     """
     _import_own()
-    known = dict(_checks)
-    try:
-        for folder in folders:
-            import_folder(folder)
-    except BaseException:
-        _checks.clear()
-        _checks.update(known)
-        raise
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"--checks {escaped(str(folder))}: no such folder")
+        for path in sorted((*folder.glob("*.py"), *folder.glob("[!._]*/*.py"))):
+            if not path.name.startswith((".", "__")) and path.is_file():
+                _import(path)
     return tuple(sorted(_checks.values(), key=lambda each: (AREAS.index(each.area), each.code)))
-
-
-def import_folder(folder: Path) -> None:
-    """Run the Python files of a folder and its subfolders, each once per process.
-
-    Whatever they print goes to stderr. Raises `UserError` if the folder does not exist or a file cannot be
-    imported.
-    """
-    if not folder.is_dir():
-        raise UserError(f"--checks {escaped(str(folder))}: no such folder")
-    for path in sorted((*folder.glob("*.py"), *folder.glob("[!._]*/*.py"))):
-        if not path.name.startswith((".", "__")) and path.is_file():
-            _import(path)
 
 
 def _import(path: Path) -> None:
@@ -170,6 +160,8 @@ def _import(path: Path) -> None:
             spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
+        for each in [each for each in _checks.values() if each.function.__module__ == name]:
+            del _checks[each.name]
         if isinstance(error, KeyboardInterrupt):
             raise
         raise UserError(f"--checks {escaped(str(path))}: {error_in_words(error)}") from error
@@ -217,28 +209,25 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
     checks = tuple(checks)
     answers = [(each, _answer(each, facts)) for each in checks]
     if any(
-        each.name == NO_TENSOR_CORES and isinstance(it, Finding) and recorded(it, "breaks")
-        for each, it in answers
+        isinstance(it, Finding) and it.name == NO_TENSOR_CORES and recorded(it, "breaks") for _, it in answers
     ):
         answers = [(each, _without_fp8(each, answer)) for each, answer in answers]
-    found: dict[str, list[tuple[str, Finding]]] = {}  # code, former code or name -> what it stands for
+    found: dict[str, list[Finding]] = {}  # code, former code or name -> what it stands for
     for each, answer in answers:
         if isinstance(answer, Finding):
             for key in {each.code, each.name, *each.was}:
-                found.setdefault(key, []).append((each.code, answer))
+                found.setdefault(key, []).append(answer)
     findings: list[Finding] = []
     outcomes: dict[str, Outcome] = {}
-    gravity = GRAVEST_FIRST.index
     for each, answer in answers:
         if isinstance(answer, Finding):
-            causes = [cause for key in each.explained_by for cause in found.get(key, ())]
-            own = (cause for code, cause in causes if code == each.code and cause is not answer)
-            if not any(cause.severity != "info" for cause in own):
-                codes = tuple(dict.fromkeys(code for code, _ in causes if code != each.code))
+            causes = [it for key in each.explained_by for it in found.get(key, ()) if it is not answer]
+            if all(it.code != each.code or it.severity == "info" for it in causes):
+                codes = tuple(dict.fromkeys(it.code for it in causes if it.code != each.code))
                 findings.append(msgspec.structs.replace(answer, caused_by=codes))
             answer = Outcome(code=each.code, outcome="fires", area=each.area)
         known = outcomes.get(each.code, answer)
-        outcomes[each.code] = min(known, answer, key=lambda outcome: gravity(outcome.outcome))
+        outcomes[each.code] = min(known, answer, key=lambda each: GRAVEST_FIRST.index(each.outcome))
     never_graver = {each.name for each in checks if each.severity == "info"}
     in_order = sorted(findings, key=lambda each: (each.severity == "info", each.name in never_graver))
     return tuple(in_order), tuple(outcomes.values())

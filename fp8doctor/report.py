@@ -1,27 +1,75 @@
-"""The public report: the result of `inspect_model` and `load_report`."""
+"""The results of the Python API: a report, two compared, FP8's health; printed, in a notebook and saved."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import Struct
+
 from fp8doctor.areas import SEVERITIES, Severity
+from fp8doctor.diagnosis import two_reports
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.two_reports import timed_step
 from fp8doctor.errors import UserError, in_one_sentence, require
 from fp8doctor.facts import Facts
+from fp8doctor.facts.record import encode
+from fp8doctor.files import write_text
 from fp8doctor.finding import Finding
-from fp8doctor.shown import Shown
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from fp8doctor.health.record import Health as HealthFile
+    from fp8doctor.health.verdict import HealthVerdict
     from fp8doctor.render.page import Page
+
+
+class Shown:
+    """A result that is a page: text where it is printed, one line at a prompt, HTML in a notebook."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        to_json: Any
+        page: Callable[[], Page]
+        _line: Callable[[], str]
+        """Says the result in one line."""
+
+    def to_text(self, width: int = 100) -> str:
+        """Return what the command line prints."""
+        from fp8doctor.render.text import as_text
+
+        return as_text(self.page(), width=width)
+
+    def to_markdown(self) -> str:
+        from fp8doctor.render.markdown import as_markdown
+
+        return as_markdown(self.page())
+
+    def to_html(self) -> str:
+        from fp8doctor.render.html import as_html
+
+        return as_html(self.page())
+
+    @in_one_sentence
+    def save(self, path: str | Path) -> None:
+        """Write the result as JSON. Raises `UserError` if the file cannot be written."""
+        write_text(Path(path), self.to_json())
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._line()}>"
+
+    def _repr_html_(self) -> str:
+        from fp8doctor.render.html import as_html
+
+        return as_html(self.page(), template="fragment.html.jinja")
 
 
 class Prescription(tuple[Step, ...]):
@@ -110,7 +158,7 @@ class Report(Shown, Document, frozen=True, kw_only=True):
 
         The names end in their unit, ``_x`` is BF16's time / FP8's, and an estimate says so.
         """
-        answer, step = self.verdict, timed_step(self.facts, "")
+        answer, step = self.verdict, two_reports.timed_step(self.facts, "")
         numbers = {
             "speedup_x": self.gpu_speedup,
             "estimated_speedup_x": answer.estimated_speedup,
@@ -133,6 +181,44 @@ class Report(Shown, Document, frozen=True, kw_only=True):
         return f"{self.verdict.status}, {found}, {plural(len(self.prescription), 'step')} to take"
 
 
+class Comparison(Shown, Struct, frozen=True):
+    """Two reports side by side: ``found`` has the numbers, ``reports`` what was compared."""
+
+    found: two_reports.Comparison
+    reports: tuple[Document, Document]
+
+    def page(self) -> Page:
+        from fp8doctor.render.compare_page import page
+
+        return page(self.found, self.reports)
+
+    def _line(self) -> str:
+        return self.found.summary
+
+    def to_json(self) -> str:
+        return self.found.to_json()
+
+
+class Health(Shown, Struct, frozen=True):
+    """FP8's health over a run: ``samples`` holds what was recorded, ``verdict`` what it means."""
+
+    samples: HealthFile
+    verdict: HealthVerdict
+
+    def page(self, *, verbose: bool = True) -> Page:
+        from fp8doctor.render.health_page import page
+
+        return page(self.samples, self.verdict, verbose=verbose)
+
+    def _line(self) -> str:
+        return self.verdict.summary
+
+    def to_json(self) -> str:
+        health, samples = self.samples, [sample for _, sample in self.samples.samples]
+        run = {"file": health.name, "verdict": self.verdict, "jobs": health.headers, "samples": samples}
+        return encode({"schema_version": 1, "kind": "health", "runs": [run]}).decode()
+
+
 @in_one_sentence
 def load_report(
     path: str | Path,
@@ -144,3 +230,23 @@ def load_report(
 ) -> Report:
     """Run this version's checks on the facts of a saved report. Raises `UserError`."""
     return Report.of(replay(path, assume_gpu=assume_gpu, select=select, ignore=ignore, checks=checks))
+
+
+@in_one_sentence
+def compare(first: Document | str | Path, second: Document | str | Path) -> Comparison:
+    """Compare two reports or their files: time, tokens/s, memory, and why they differ. Raises `UserError`."""
+    (one, its_name), (other, name) = (
+        (each, "report") if isinstance(each, Document) else (replay(each), Path(each).name)
+        for each in (first, second)
+    )
+    return Comparison(two_reports.compared(one, other, (its_name, name)), (one, other))
+
+
+@in_one_sentence
+def load_health(path: str | Path) -> Health:
+    """Read a file of ``fp8doctor run --health``, or of a callback's. Raises `UserError`."""
+    from fp8doctor.health.record import read_health
+    from fp8doctor.health.verdict import conclude
+
+    samples = read_health(Path(path))
+    return Health(samples, conclude(samples))

@@ -75,7 +75,7 @@ def test_every_file_of_the_catalogue_registers_one_code() -> None:
 
 def test_a_list_reads_the_heads_from_the_files() -> None:
     """Importing all checks for it would be too slow."""
-    assert headings.headings() == headings.registered(CATALOGUE)
+    assert headings.headings() == headings.of_rules(CATALOGUE)
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)

@@ -19,8 +19,7 @@ from torch import nn
 import fp8doctor
 import fp8doctor.trial
 from fp8doctor import inspect_model, load_report
-from fp8doctor.report import Prescription, Report
-from fp8doctor.shown import Shown
+from fp8doctor.report import Prescription, Report, Shown
 from fp8doctor.stages import Doing, Stage, progress_line, someone_watches
 from tests.configurations import LLAMA_8B
 from tests.render.sound_html import hold_sound

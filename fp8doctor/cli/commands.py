@@ -16,7 +16,6 @@ from fp8doctor.cli.console import (
     WIDEST,
     complain,
     complain_of_known,
-    complain_of_ourselves,
     stand_in_for_closed_streams,
     stdout_failed,
 )
@@ -30,7 +29,6 @@ from fp8doctor.cli.options import (
     number,
     option,
     output_options,
-    with_options,
 )
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
@@ -157,7 +155,13 @@ class Commands(click.Group):
             if isinstance(error, OSError) and error.errno in LOST_STREAM:
                 complain(str(stdout_failed(error)))
             else:
-                complain_of_ourselves(error, verbose=bool({"-v", "--verbose"}.intersection(args)))
+                from traceback import format_exception
+
+                complain(
+                    f"internal error, {type(error).__name__}: {error}. This is a bug in fp8doctor, not in "
+                    "your job. Please report it with the output of the same command with -v.",
+                    "".join(format_exception(error)) if {"-v", "--verbose"}.intersection(args) else "",
+                )
             code = FAILED
         sys.exit(code if args else FAILED)
 
@@ -233,24 +237,24 @@ def main() -> None:
     cls=Examine,
     epilog="Exit codes: 0 no finding at or above --fail-on, 1 such a finding or a failed gate, "
     "2 no complete report.",
+    params=[
+        click.Argument(["target"], shell_complete=complete_target),
+        count("--batch", "Batch size of the random batch."),
+        count("--seq", "Sequence length of the random batch."),
+        count("--layers", "Call build_model(layers=N) instead of build_model().", rare=True),
+        load_timeout("loading"),
+        option("--no-trial", help="Do not time anything; estimate the savings."),
+        number("--budget", "SECONDS", "Time budget of the whole command. Default: 90."),
+        option(
+            "--device",
+            takes="NAME",
+            rare=True,
+            help="Device to time on: cuda (default), cuda:1, or cpu (CPU times say nothing about a GPU).",
+        ),
+        *gate_options,
+        *output_options,
+    ],
 )
-@click.argument("target", shell_complete=complete_target)
-@with_options(
-    count("--batch", "Batch size of the random batch."),
-    count("--seq", "Sequence length of the random batch."),
-    count("--layers", "Call build_model(layers=N) instead of build_model().", rare=True),
-    load_timeout("loading"),
-    option("--no-trial", help="Do not time anything; estimate the savings."),
-    number("--budget", "SECONDS", "Time budget of the whole command. Default: 90."),
-    option(
-        "--device",
-        takes="NAME",
-        rare=True,
-        help="Device to time on: cuda (default), cuda:1, or cpu (CPU times say nothing about a GPU).",
-    ),
-)
-@gate_options
-@output_options
 @click.version_option(VERSION, prog_name="fp8doctor", message="%(prog)s %(version)s")
 def examine(target: str, **options: Any) -> int:
     """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change.

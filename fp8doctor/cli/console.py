@@ -43,9 +43,6 @@ def columns() -> int:
     """Find the width of a page on stdout: from COLUMNS, otherwise from the terminal."""
     import shutil
 
-    told = os.environ.get("COLUMNS", "")
-    if not sys.stdout.isatty() and not (told.isdecimal() and int(told)):
-        return WIDEST
     return min(WIDEST_SCREEN, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
@@ -144,17 +141,6 @@ def complain_of_known(text: str) -> None:
 
     if known := in_a_sentence(text):
         _say(known)
-
-
-def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
-    complain(
-        f"internal error, {type(error).__name__}: {error}. This is a bug in fp8doctor, not in your job. "
-        "Please report it with the output of the same command with -v."
-    )
-    if verbose:
-        import traceback
-
-        _say("".join(traceback.format_exception(error)))
 
 
 def _say(text: str) -> None:

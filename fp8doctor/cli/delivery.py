@@ -99,26 +99,26 @@ class Output(NamedTuple):
 
 
 def output(options: dict[str, Any], *sources: Path | None, formats: Sequence[str] = FORMATS) -> Output:
-    """Check where a result of ``sources`` goes, before any work. Raises `UserError` or a usage error."""
-    asked, paths, saved = options["format"], options["output"], options.get("save")
-    files = [(path, format_of(asked, path, formats)) for path in paths]
+    """Check where a result of ``sources`` goes, before any work. Raises `UserError` or a usage error.
+
+    A file has the wanted format, else that of its suffix.
+    """
+    asked, saved = options["format"], options.get("save")
+    files: list[tuple[Path, str]] = []
+    for path in options["output"]:
+        suffix = path.suffix.lower()
+        meant = FORMAT_OF_SUFFIX.get(suffix)
+        if asked is None and meant not in formats:
+            raise click.UsageError(
+                f"The format of {path} is not clear from {path.suffix!r}; give --format "
+                f"{', '.join(formats[:-1])} or {formats[-1]}."
+            )
+        by_suffix = asked is None or (asked == ON_STDOUT and suffix not in PLAIN_SUFFIXES)
+        files.append((path, meant if by_suffix and meant else asked or "text"))
     format = asked or (files[0][1] if files else "text")
     files += [(saved, SAVED)] if saved else []
     keep_apart([("--save" if format == SAVED else "-o", path) for path, format in files], *sources)
     return Output(format, tuple(files))
-
-
-def format_of(asked: str | None, path: Path, formats: Sequence[str]) -> str:
-    """Return the wanted format, else that of the file's suffix. Raises a usage error without either."""
-    suffix = path.suffix.lower()
-    meant = FORMAT_OF_SUFFIX.get(suffix)
-    if asked is None and meant not in formats:
-        raise click.UsageError(
-            f"The format of {path} is not clear from {path.suffix!r}; give --format "
-            f"{', '.join(formats[:-1])} or {formats[-1]}."
-        )
-    by_suffix = asked is None or (asked == ON_STDOUT and suffix not in PLAIN_SUFFIXES)
-    return meant if by_suffix and meant else asked or "text"
 
 
 def writable(path: Path) -> Path:

@@ -31,9 +31,8 @@ PREFIX = r"[A-Z]{3,5}\d{0,3}"
 ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It knows these messages before it:"
 
 
-@click.command()
+@click.command(params=[*list_options])
 @click.argument("asked", nargs=-1, metavar="CODE...|WORDS|ERROR|-")
-@list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
     """Explain checks (by code, prefix, name or a word in them: CMP001 SHP LoRA) or an error message.
 
@@ -146,8 +145,7 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     )
 
 
-@click.command()
-@list_options
+@click.command(params=[*list_options])
 def list_(format: str, checks: tuple[Path, ...]) -> int:
     """List all checks."""
     from fp8doctor.headings import headings

@@ -22,18 +22,20 @@ from fp8doctor.patching import Placed, Script, placed
 
 @click.command(
     epilog="Exit codes: 0 shown or applied, 1 not applied because it did not help, 2 no report or no script.",
+    params=[
+        click.Argument(["script"], type=READ),
+        click.Argument(["arguments"], nargs=-1, metavar="[-- ARGS]..."),
+        option(
+            "--report",
+            "saved",
+            takes="FILE",
+            type=READ,
+            help="Use the plan of a report that 'fp8doctor run --save FILE' wrote, instead of a run now.",
+        ),
+        option("--apply", help="Time the script with and without the fixes, and keep what helps."),
+        option("--no-verify", help="With --apply: write the fixes without running the script."),
+    ],
 )
-@click.argument("script", type=READ)
-@click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
-@option(
-    "--report",
-    "saved",
-    takes="FILE",
-    type=READ,
-    help="Use the plan of a report that 'fp8doctor run --save FILE' wrote, instead of a run now.",
-)
-@option("--apply", help="Time the script with and without the fixes, and keep what helps.")
-@option("--no-verify", help="With --apply: write the fixes without running the script.")
 def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bool, no_verify: bool) -> int:
     """Show the plan of a report as a diff of a training script.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,9 +12,6 @@ from fp8doctor.areas import SEVERITIES
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-Command = Callable[..., Any]
-Decorator = Callable[[Command], Command]
 
 FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
@@ -33,10 +30,15 @@ class Rare(click.Option):
         return super().get_help_record(ctx) if ctx.meta.get(HELP_ALL) else None
 
 
-def option(*names: str, help: str, takes: str = "", rare: bool = False, **settings: Any) -> Decorator:
+def option(*names: str, help: str, takes: str = "", rare: bool = False, **settings: Any) -> click.Option:
     """Define an option that takes a value, called so in the help; or else a flag."""
     kind: dict[str, Any] = {"metavar": takes} if takes else {"is_flag": True}
-    return click.option(*names, cls=Rare if rare else click.Option, help=help, **kind, **settings)
+    return (Rare if rare else click.Option)(names, help=help, **kind, **settings)
+
+
+def choice(name: str, of: Sequence[str], help: str, *, rare: bool = False, **settings: Any) -> click.Option:
+    """Define an option that takes one of these words, which its help shows."""
+    return (Rare if rare else click.Option)((name,), type=click.Choice(of), help=help, **settings)
 
 
 def help_all(command: click.Command) -> None:
@@ -49,7 +51,7 @@ def help_all(command: click.Command) -> None:
             ctx.exit()
 
     text = "Show all options and exit."
-    option("--help-all", is_eager=True, expose_value=False, callback=show, help=text)(command)
+    command.params.append(option("--help-all", is_eager=True, expose_value=False, callback=show, help=text))
 
 
 class PathOf(click.Path):
@@ -80,20 +82,20 @@ def positive(ctx: click.Context, parameter: click.Parameter, value: float | None
     return value
 
 
-def number(name: str, takes: str, help: str, **settings: Any) -> Decorator:
+def number(name: str, takes: str, help: str, **settings: Any) -> click.Option:
     return option(name, takes=takes, type=float, callback=positive, help=help, **settings)
 
 
-def count(name: str, help: str, least: int = 1, **settings: Any) -> Decorator:
+def count(name: str, help: str, least: int = 1, **settings: Any) -> click.Option:
     return option(name, takes="N", type=click.IntRange(min=least), help=help, **settings)
 
 
-def load_timeout(doing: str) -> Decorator:
+def load_timeout(doing: str) -> click.Option:
     text = f"Stop if {doing} the model takes longer."
     return number("--load-timeout", "SECONDS", text, rare=True, default=600.0, show_default=True)
 
 
-def fail_on(default: str, help: str) -> Decorator:
+def fail_on(default: str, help: str) -> click.Option:
     severities = click.Choice(("never", *SEVERITIES))
     return option(
         "--fail-on", takes="SEVERITY", type=severities, default=default, show_default=True, help=help
@@ -107,21 +109,10 @@ def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> st
     return gpu_spec(value).name if value is not None else None
 
 
-def with_options(*options: Decorator) -> Decorator:
-    """Return a decorator that adds options in the order of the help."""
-
-    def add(function: Command) -> Command:
-        for each in reversed(options):
-            function = each(function)
-        return function
-
-    return add
-
-
-def delivery_options(formats: Sequence[str], stream: str) -> Decorator:
+def delivery_options(formats: Sequence[str], stream: str) -> tuple[click.Option, ...]:
     """Return the options that say how and where a page or a report is written."""
     words = f"{', '.join(formats[:-1])} or {formats[-1]}"
-    return with_options(
+    return (
         option(
             "--format",
             takes="FORMAT",
@@ -139,19 +130,19 @@ def delivery_options(formats: Sequence[str], stream: str) -> Decorator:
     )
 
 
-def checks(*, rare: bool) -> Decorator:
+def checks(*, rare: bool) -> click.Option:
     text = "Also use the checks in this folder and its direct subfolders; repeatable."
     return option("--checks", takes="DIR", type=READ, multiple=True, rare=rare, help=text)
 
 
-def selection(name: str, help: str) -> Decorator:
+def selection(name: str, help: str) -> click.Option:
     return option(name, takes="CODES", multiple=True, callback=codes, rare=True, help=help)
 
 
-def report_options(stream: str, fails_on: str) -> Decorator:
+def report_options(stream: str, fails_on: str) -> tuple[click.Option, ...]:
     """Return the options of a reporting command, with its stream and ``--fail-on``."""
-    return with_options(
-        delivery_options(FORMATS, stream),
+    return (
+        *delivery_options(FORMATS, stream),
         option("--save", takes="FILE", type=FILE, help="Also save the report, to show or compare it later."),
         selection(
             "--select", "Run only these checks: codes or prefixes (CMP001,SHP), comma-separated; repeatable."
@@ -180,7 +171,7 @@ STRICT = option(
     help="Exit with 1 if nothing was measured on a GPU, or the times are too noisy to compare.",
 )
 
-gate_options = with_options(
+gate_options = (
     option(
         "--require-fp8",
         rare=True,
@@ -211,13 +202,7 @@ gate_options = with_options(
     ),
 )
 
-list_options = with_options(
-    click.option(
-        "--format",
-        type=click.Choice(("text", "json")),
-        default="text",
-        show_default=True,
-        help="Format of the output.",
-    ),
+list_options = (
+    choice("--format", ("text", "json"), "Format of the output.", default="text", show_default=True),
     checks(rare=False),
 )

@@ -20,7 +20,6 @@ from fp8doctor.cli.options import (
     option,
     output_options,
     report_options,
-    with_options,
 )
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.diagnosis.diagnose import replay
@@ -30,8 +29,8 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.users_trace import traced_step
 from fp8doctor.render import trace_page, why_page
 from fp8doctor.render.page import Page
-from fp8doctor.shown import compare as compared
-from fp8doctor.shown import load_health
+from fp8doctor.report import compare as compared
+from fp8doctor.report import load_health
 
 DEMO = Path(__file__).parents[1] / "demo.json.gz"
 
@@ -60,43 +59,41 @@ def delivery_of(options: dict[str, Any], *sources: Path) -> Deliver:
     return deliver
 
 
-@click.command(cls=ProjectCommand)
-@output_options
+@click.command(cls=ProjectCommand, params=[*output_options])
 def env(**options: Any) -> int:
     """Check the environment, the packages and the GPUs, without a model."""
     return examine_and_deliver(None, options, layers=None, batch=None, seq=None)
 
 
-@click.command(cls=ProjectCommand)
+@click.command(cls=ProjectCommand, params=[*gate_options, *output_options])
 @click.argument("saved", type=READ)
-@gate_options
-@output_options
 def report(saved: Path, **options: Any) -> int:
     """Show a saved report again, with the checks of this version."""
     return replay_and_deliver(saved, options)
 
 
-@click.command()
-@report_options("stdout", "never")
+@click.command(params=[*report_options("stdout", "never")])
 def demo(**options: Any) -> int:
     """Show the report of a recorded trial that ships with fp8doctor."""
     return replay_and_deliver(DEMO, options)
 
 
-@click.command()
+@click.command(
+    params=[
+        *page_options,
+        number(
+            "--min-speedup", "X", "Exit with 1 unless SECOND is measured at X times FIRST's speed.", rare=True
+        ),
+        STRICT,
+        number("--max-regression", "PCT", "Exit with 1 if SECOND's step is slower by more than this."),
+        fail_on(
+            "never",
+            "Exit with 1 from this severity on, if only SECOND has it: never, info, warning or error.",
+        ),
+    ]
+)
 @click.argument("first", type=READ)
 @click.argument("second", type=READ)
-@page_options
-@with_options(
-    number(
-        "--min-speedup", "X", "Exit with 1 unless SECOND is measured at X times FIRST's speed.", rare=True
-    ),
-    STRICT,
-    number("--max-regression", "PCT", "Exit with 1 if SECOND's step is slower by more than this."),
-    fail_on(
-        "never", "Exit with 1 from this severity on, if only SECOND has it: never, info, warning or error."
-    ),
-)
 def compare(first: Path, second: Path, **options: Any) -> int:
     """Compare two files from --save: time, tokens/s, memory, and why they differ."""
     deliver, gate = delivery_of(options, first, second), Gate.of(options)
@@ -108,10 +105,8 @@ def compare(first: Path, second: Path, **options: Any) -> int:
     return exit_code(gate.missed_by_second(shown.found, one, other))
 
 
-@click.command()
+@click.command(params=[*page_options, option("-v", "--verbose", help="Show every kernel.")])
 @click.argument("file", type=READ)
-@page_options
-@option("-v", "--verbose", help="Show every kernel.")
 def trace(file: Path, verbose: bool, **options: Any) -> int:
     """Read a torch.profiler trace: where the time goes, and whether FP8 matmuls ran.
 
@@ -129,10 +124,8 @@ def trace(file: Path, verbose: bool, **options: Any) -> int:
     return OK
 
 
-@click.command()
+@click.command(params=[*page_options, option("-v", "--verbose", help="Show every layer.")])
 @click.argument("file", type=READ)
-@page_options
-@option("-v", "--verbose", help="Show every layer.")
 def health(file: Path, verbose: bool, **options: Any) -> int:
     """Show FP8's health over a run: which layers lose precision, and since when.
 
@@ -144,10 +137,9 @@ def health(file: Path, verbose: bool, **options: Any) -> int:
     return OK
 
 
-@click.command()
+@click.command(params=[*page_options])
 @click.argument("layer")
 @click.argument("saved", type=READ)
-@page_options
 def why(layer: str, saved: Path, **options: Any) -> int:
     """Show everything that a saved report knows about one layer.
 

@@ -7,7 +7,7 @@ import click
 
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_printed
 from fp8doctor.cli.delivery import examined
-from fp8doctor.cli.options import Rare, count, load_timeout, number, option, with_options
+from fp8doctor.cli.options import choice, count, load_timeout, number, option
 from fp8doctor.cli.pages import delivery_of, page_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.gpus import gpu_specs
@@ -34,61 +34,62 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
 """Those that `fp8doctor.planning.frameworks` writes lines for, which the help does not import."""
 
 
-COUNTS = {
-    "--batch": "Samples of a micro-batch on one GPU. Default: what fits.",
-    "--seq": "Tokens of a sample. Default: 4096, or what the model takes.",
-    "--dp": "GPUs that share the batch.",
-}
-
-RARE_COUNTS = {
-    "--tp": "GPUs of tensor parallelism, with sequence parallelism.",
-    "--cp": "GPUs of context parallelism.",
-    "--pp": "Stages of pipeline parallelism.",
-    "--ep": "Ranks of --dp that divide the experts.",
-    "--accumulate": "Micro-batches per step.",
-}
-
-CHOICES = {
-    "--sharding": (
-        ("fsdp", "zero1", "ddp"),
-        "What the GPUs of --dp share: everything (default), the optimizer, nothing.",
-    ),
-    "--checkpointing": (("none", "selective", "full"), "Recompute. Default: none."),
-    "--optimizer": (
-        ("adamw", "adamw-fp32", "adamw-master", "adamw-8bit", "sgd"),
-        "adamw (default): states in BF16. adamw-fp32: gradients, states and master weights in fp32; "
-        "adamw-master: the same with gradients in BF16.",
-    ),
-    "--stack": (("torchao", "te"), "Default: both."),
-    "--framework": (FRAMEWORKS, "Show how to set FP8 up in this framework. Default: pytorch, or te."),
-}
-
-
-@click.command(cls=ProjectCommand)
-@click.argument("config")
-@with_options(
-    click.option(
-        "--gpu", "gpus", default="H100", show_default=True, metavar="NAMES", help="Comma-separated."
-    ),
-    *(count(name, text) for name, text in COUNTS.items()),
-    *(count(name, text, rare=True) for name, text in RARE_COUNTS.items()),
-    *(click.option(name, cls=Rare, type=click.Choice(of), help=text) for name, (of, text) in CHOICES.items()),
-    option(
-        "--fused-loss", rare=True, help="The loss keeps no logits, as Liger Kernel's fused cross entropy."
-    ),
-    option(
-        "--lora",
-        takes="R[:MODULES]",
-        callback=adapters,
-        help="LoRA of this rank, on all layers of the blocks or on those named: 16:q_proj,v_proj.",
-    ),
-    option("--recipe", takes="NAME", help="all (default), or one recipe such as tensorwise."),
-    number(
-        "--step-ms", "MS", "Your measured BF16 step on the first GPU; all times are scaled to it.", rare=True
-    ),
-    load_timeout("building"),
+@click.command(
+    cls=ProjectCommand,
+    params=[
+        click.Argument(["config"]),
+        option("--gpu", "gpus", takes="NAMES", default="H100", show_default=True, help="Comma-separated."),
+        count("--batch", "Samples of a micro-batch on one GPU. Default: what fits."),
+        count("--seq", "Tokens of a sample. Default: 4096, or what the model takes."),
+        count("--dp", "GPUs that share the batch."),
+        count("--tp", "GPUs of tensor parallelism, with sequence parallelism.", rare=True),
+        count("--cp", "GPUs of context parallelism.", rare=True),
+        count("--pp", "Stages of pipeline parallelism.", rare=True),
+        count("--ep", "Ranks of --dp that divide the experts.", rare=True),
+        count("--accumulate", "Micro-batches per step.", rare=True),
+        choice(
+            "--sharding",
+            ("fsdp", "zero1", "ddp"),
+            "What the GPUs of --dp share: everything (default), the optimizer, nothing.",
+            rare=True,
+        ),
+        choice("--checkpointing", ("none", "selective", "full"), "Recompute. Default: none.", rare=True),
+        choice(
+            "--optimizer",
+            ("adamw", "adamw-fp32", "adamw-master", "adamw-8bit", "sgd"),
+            "adamw (default): states in BF16. adamw-fp32: gradients, states and master weights in fp32; "
+            "adamw-master: the same with gradients in BF16.",
+            rare=True,
+        ),
+        choice("--stack", ("torchao", "te"), "Default: both.", rare=True),
+        choice(
+            "--framework",
+            FRAMEWORKS,
+            "Show how to set FP8 up in this framework. Default: pytorch, or te.",
+            rare=True,
+        ),
+        option(
+            "--fused-loss",
+            rare=True,
+            help="The loss keeps no logits, as Liger Kernel's fused cross entropy.",
+        ),
+        option(
+            "--lora",
+            takes="R[:MODULES]",
+            callback=adapters,
+            help="LoRA of this rank, on all layers of the blocks or on those named: 16:q_proj,v_proj.",
+        ),
+        option("--recipe", takes="NAME", help="all (default), or one recipe such as tensorwise."),
+        number(
+            "--step-ms",
+            "MS",
+            "Your measured BF16 step on the first GPU; all times are scaled to it.",
+            rare=True,
+        ),
+        load_timeout("building"),
+        *page_options,
+    ],
 )
-@page_options
 def plan(
     config: str,
     *,

@@ -11,7 +11,7 @@ import msgspec
 from fp8doctor.answer.commands import launcher
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
 from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, keep_apart
-from fp8doctor.cli.options import FILE, count, gate_options, number, option, report_options, with_options
+from fp8doctor.cli.options import FILE, count, gate_options, number, option, report_options
 from fp8doctor.cli.project import Ungated
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
@@ -54,41 +54,43 @@ def with_m(ctx: click.Context, parameter: click.Parameter, script: tuple[str, ..
     context_settings={"allow_interspersed_args": False},  # from the script on, all is the script's
     epilog="Exit code: the script's own. With --fail-on or another gate it is 1 when the script succeeded "
     "and the gate is missed. It is 2 when nothing could be examined.",
+    params=[
+        click.Argument(["script"], nargs=-1, metavar="train.py|-m MODULE [ARGS]...", callback=with_m),
+        click.Option(["-m", "module"], is_flag=True, hidden=True, is_eager=True),
+        count("--steps", "Number of steps to time.", 3, default=STEPS, show_default=True),
+        count(
+            "--warmup",
+            "Minimum number of warm-up steps; more while the steps still compile.",
+            rare=True,
+            default=WARMUP,
+            show_default=True,
+        ),
+        option("--stop", help="After the timed steps, stop the script and time copies of the model."),
+        number("--budget", "SECONDS", "Time budget of the trial.", default=BUDGET_S, show_default=True),
+        option("--no-trial", rare=True, help="Time no copies of the model, even with --stop."),
+        option(
+            "--device", takes="NAME", rare=True, help="Device to time on: cuda (default), cuda:1, or cpu."
+        ),
+        option(
+            "--health",
+            takes="FILE",
+            type=FILE,
+            help="Sample FP8's health to the script's end; append it to a file for 'fp8doctor health FILE'.",
+        ),
+        count(
+            "--every",
+            "Steps between two samples of --health. Default: 100, more if samples take over 1% of the time.",
+            rare=True,
+        ),
+        option(
+            "--stop-on-nan",
+            rare=True,
+            help="Stop the script (exit code 1) at the first loss or gradient that is not finite.",
+        ),
+        *gate_options,
+        *report_options("stderr", "never"),
+    ],
 )
-@click.argument("script", nargs=-1, metavar="train.py|-m MODULE [ARGS]...", callback=with_m)
-@with_options(
-    click.option("-m", "module", is_flag=True, hidden=True, is_eager=True),
-    count("--steps", "Number of steps to time.", 3, default=STEPS, show_default=True),
-    count(
-        "--warmup",
-        "Minimum number of warm-up steps; more while the steps still compile.",
-        rare=True,
-        default=WARMUP,
-        show_default=True,
-    ),
-    option("--stop", help="After the timed steps, stop the script and time copies of the model."),
-    number("--budget", "SECONDS", "Time budget of the trial.", default=BUDGET_S, show_default=True),
-    option("--no-trial", rare=True, help="Time no copies of the model, even with --stop."),
-    option("--device", takes="NAME", rare=True, help="Device to time on: cuda (default), cuda:1, or cpu."),
-    option(
-        "--health",
-        takes="FILE",
-        type=FILE,
-        help="Sample FP8's health to the script's end; append it to a file for 'fp8doctor health FILE'.",
-    ),
-    count(
-        "--every",
-        "Steps between two samples of --health. Default: 100, more if samples take over 1% of the time.",
-        rare=True,
-    ),
-    option(
-        "--stop-on-nan",
-        rare=True,
-        help="Stop the script (exit code 1) at the first loss or gradient that is not finite.",
-    ),
-)
-@gate_options
-@report_options("stderr", "never")
 def run(*, script: tuple[str, ...], module: bool, **options: Any) -> int:
     """Run a training script unchanged, time some of its steps, and report on stderr.
 
