@@ -51,7 +51,7 @@ def unsharded(job: Job) -> Job:
         return job
     if any(_of(type(each), DTENSOR) for each in tensors(job.batch)):
         raise NotReplicable("its batch is sharded over processes (DTensor)")
-    places = list(_places(job.model))
+    places = _places(job.model)
     stand_ins = {key: made for place in places for key, made in _stand_ins(place)}
     whole: Any = job.model
     plain, memo = replicate(
@@ -76,21 +76,17 @@ def _of(kind: type, *names: str) -> str | None:
     return next((name for name in own if name in names), None)
 
 
-def _places(
-    module: nn.Module, policy: Any = None, in_fsdp2: bool = False, seen: set[int] | None = None
-) -> Iterator[_Place]:
-    """Yield every module once, the outer ones first."""
-    seen = set() if seen is None else seen
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    fsdp = _of(type(module), FSDP2, FSDP1, DEEPSPEED)
-    if fsdp is not None:
-        in_fsdp2 = in_fsdp2 or fsdp == FSDP2
-        policy = fsdp2_policy(module) if fsdp == FSDP2 else getattr(module, "mixed_precision", None)
-    yield _Place(module, fsdp, policy, in_fsdp2)
-    for child in module.children():
-        yield from _places(child, policy, in_fsdp2, seen)
+def _places(root: nn.Module) -> list[_Place]:
+    """List every module once, the outer ones first."""
+    places: dict[str, _Place] = {}
+    for name, module in root.named_modules():
+        above = places.get(name.rpartition(".")[0])
+        fsdp, policy = _of(type(module), FSDP2, FSDP1, DEEPSPEED), above.policy if above else None
+        if fsdp is not None:
+            policy = fsdp2_policy(module) if fsdp == FSDP2 else getattr(module, "mixed_precision", None)
+        in_fsdp2 = fsdp == FSDP2 or (above is not None and above.in_fsdp2)
+        places[name] = _Place(module, fsdp, policy, in_fsdp2)
+    return list(places.values())
 
 
 def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
@@ -98,12 +94,12 @@ def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
     if place.fsdp == DEEPSPEED:
         engine: Any = place.module
         own = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        dtypes = {each.dtype for group in own.param_groups for each in group["params"]} or {torch.float32}
+        stepped = next((each.dtype for held in own.param_groups for each in held["params"]), torch.float32)
         part = engine.dp_world_size if engine.zero_optimization_stage() else 1  # ZeRO steps a share
         for parameter in engine.module.parameters():
             shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3 leaves no data in it
             elements = math.ceil(math.prod(shape) / part)
-            yield id(parameter), stand_in(parameter, shape, None, elements, stepped=next(iter(dtypes)))
+            yield id(parameter), stand_in(parameter, shape, None, elements, stepped)
         return
     if place.fsdp == FSDP1:
         kept = fsdp1_parameters(place.module)

@@ -41,13 +41,9 @@ class StepMemory:
     """The peak until then."""
 
     @property
-    def static_gib(self) -> float:
-        return self.weights_gib + self.optimizer_gib
-
-    @property
     def least_gib(self) -> float:
         """Sum up what a step holds at least."""
-        return self.static_gib + (self.gradients_gib or 0.0)
+        return self.weights_gib + self.optimizer_gib + (self.gradients_gib or 0.0)
 
 
 class MemoryWatch:
@@ -110,8 +106,8 @@ class MemoryWatch:
             return held
         allocated, kept_gib = begun
         batch_gib = gib(tensors(self._batch), self._device)
-        own_gib = held.static_gib + rounding * held.weights_gib + kept_gib + batch_gib + self._apart_gib
-        own_gib -= allocated / 2**30
+        own_gib = held.optimizer_gib + kept_gib + batch_gib + self._apart_gib - allocated / 2**30
+        own_gib += (1.0 + rounding) * held.weights_gib
         return replace(
             held,
             peak_gib=own_gib + torch.cuda.max_memory_allocated(self._device) / 2**30,

@@ -56,8 +56,8 @@ class Guard:
         self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
         self.written: str | None = None
         """A write that was not refused; no further step runs after it."""
-        owners = {f"{type(each).__name__}, which the step names": each for each in others}
-        for owner, module in {"the original": job.model, **owners}.items():
+        named = ((f"{type(each).__name__}, which the step names", each) for each in others)
+        for owner, module in (("the original", job.model), *named):
             for name, tensor in chain(module.named_parameters(), module.named_buffers()):
                 kind = "parameters" if isinstance(tensor, nn.Parameter) else "buffers"
                 self._tensors.setdefault(id(tensor), (kind, f"{name!r} of {owner}", tensor))

@@ -1,7 +1,7 @@
 """Put the process, the user's model and the GPU's memory back as they were, and name what a trial changed.
 
 Reading settings makes no CUDA context and imports no package. A setting that this torch or machine lacks is
-left out, and one is written only if it differs.
+left out.
 """
 
 import gc
@@ -32,76 +32,64 @@ from fp8doctor.trial.state.users import Contents, PutBack, contents, noted_objec
 
 _log = logging.getLogger("fp8doctor")
 
-Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
-"""Name in a report, and functions to read and to write it."""
+Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+"""Functions to read it, and to put back what was read."""
 
 
-def _noted(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> PutBack | None:
+def _noted(read: Callable[[], Any], write: Callable[[Any], object]) -> PutBack | None:
     try:
         before = read()
     except Exception:
-        _log.debug("%s cannot be read", name, exc_info=True)
+        _log.debug("a setting cannot be read", exc_info=True)
         return None
 
-    def put_back() -> Iterator[str]:
-        if not alike(before, read()):
-            yield name.partition(":")[0]
-            write(before)
+    def put_back() -> tuple[str, ...]:
+        write(before)
+        return ()
 
     return put_back
 
 
-def alike(a: Any, b: Any) -> bool:
-    """Return whether two values, which may hold tensors and arrays, are the same.
-
-    The same object is not read: it may hold NaN, or be on a GPU that is lost.
-    """
-    if a is b:
-        return True
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
-    if isinstance(a, (tuple, list)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
-    if hasattr(a, "tobytes") and hasattr(b, "tobytes"):
-        return bool(a.tobytes() == b.tobytes())
-    return bool(a == b)
-
-
 def _settings() -> Iterator[Setting]:
-    yield "environment variables", lambda: dict(os.environ), partial(refill, os.environ)
-    yield "sys.path", sys.path.copy, partial(refill, sys.path)
-    yield "random numbers: Python", random.getstate, random.setstate
-    yield "random numbers: torch", torch.get_rng_state, torch.set_rng_state
+    yield lambda: dict(os.environ), partial(_write_container, os.environ)
+    yield sys.path.copy, partial(_write_container, sys.path)
+    yield random.getstate, random.setstate
+    yield torch.get_rng_state, torch.set_rng_state
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield "random numbers: CUDA", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
+        yield torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
     if numpy := sys.modules.get("numpy"):
-        yield "random numbers: NumPy", numpy.random.get_state, numpy.random.set_state
-    yield "the default dtype", torch.get_default_dtype, torch.set_default_dtype
-    yield "the default device", torch_private.default_device, torch.set_default_device
-    yield "grad mode", torch.is_grad_enabled, torch.set_grad_enabled
+        yield numpy.random.get_state, numpy.random.set_state
+    yield torch.get_default_dtype, torch.set_default_dtype
+    yield torch_private.default_device, _write_default_device
     for device in ("cpu", "cuda"):
-        get, put = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
-        yield f"autocast: {device}", get, put
-        get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
-        yield f"autocast: {device} dtype", partial(get_dtype, device), partial(set_dtype, device)
+        yield partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        yield partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
     for name, hooks in list(vars(torch.nn.modules.module).items()):
         if name.startswith("_global_") and isinstance(hooks, dict):
-            yield f"global module hooks: {name}", hooks.copy, partial(refill, hooks)
-    yield "FP8 state of Transformer Engine", lambda: contents(_te_attributes()), _write_te
+            yield hooks.copy, partial(_write_container, hooks)
+    yield lambda: contents(_te_attributes()), _write_te
     # What torch.compile keeps elsewhere or has not loaded is left out.
     counters, metrics = torch_private.all_counters(), torch_private.compilation_metrics()
     if counters is not None:
         copied = lambda: {group: counted.copy() for group, counted in counters.items()}  # noqa: E731
-        yield "counters of torch.compile", copied, partial(refill, counters)
+        yield copied, partial(_write_container, counters)
     if metrics is not None:
-        yield "metrics of torch.compile", partial(list, metrics), partial(refill, metrics)
+        yield partial(list, metrics), partial(_write_container, metrics)
     for name in torch_private.CONFIGS:
         if config := sys.modules.get(name):
-            read_it, write = config.get_config_copy, partial(_write_config, config)
-            yield f"settings of torch.compile: {name}", read_it, write
-    yield "stance of torch.compile", torch_private.stance, torch_private.set_stance
+            yield config.get_config_copy, partial(_write_config, config)
+    yield torch_private.stance, torch_private.set_stance
+
+
+def _write_container(container: Any, before: Any) -> None:
+    if container != before:
+        refill(container, before)
+
+
+def _write_default_device(before: Any) -> None:
+    """Set it only if it differs: that of a ``with torch.device(...)`` would stay on."""
+    if before != torch_private.default_device():
+        torch.set_default_device(before)
 
 
 def _write_config(config: Any, before: Mapping[str, Any]) -> None:
@@ -178,7 +166,7 @@ def restored(job: Job) -> Iterator[list[str]]:
     """Put back everything that replicas may change, also after an interrupt.
 
     Settings are put back silently, because a user's own forward may change them. Changes of the user's model
-    are named in the list that the context gives; so is what cannot be put back. Inside are `trial_modes`.
+    are named in the list that the context gives. Inside are `trial_modes`, which put autograd's modes back.
     """
     torch_private.load_dynamo()  # whose settings are read
     settings = [noted for each in _settings() if (noted := _noted(*each)) is not None]
@@ -198,7 +186,6 @@ def restored(job: Job) -> Iterator[list[str]]:
             last_first.close()
 
     last_first.callback(lambda: named.extend([MEMORY] if _allocated() - allocated > MEMORY_SLACK else []))
-    last_first.callback(lambda: named.extend(put_back(settings)))  # what stayed as it was changed
     last_first.callback(put_back, settings)
     last_first.callback(lambda: named.extend(_forget_compiled(compiled)))
     last_first.callback(stop_new_pools)

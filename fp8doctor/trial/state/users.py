@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,17 +54,17 @@ def put_back(noted: Iterable[PutBack]) -> list[str]:
 
 def noted_objects(job: Job) -> list[PutBack]:
     """Note the user's modules, tensors and optimizers."""
-    users = of_the_job(job)
-    modules = _each_once(each for root in users.modules for each in root.modules())
+    roots, optimizers, trained = of_the_job(job)
+    modules = _each_once(each for root in roots for each in root.modules())
     held = [(*module._parameters.values(), *module._buffers.values()) for module in modules]
-    tensors = _each_once(chain(*held, users.trained))
+    tensors = _each_once(chain(*held, trained))
     gradients = [each.grad for each in tensors if each.is_leaf and each.grad is not None]
     return [
         *(_noted_data("parameters", each) for each in tensors),  # before gradients, which need the same dtype
         *(_noted_data("gradients", each) for each in gradients),
         *map(_noted_tensor, tensors),
         *(_noted(vars(module)) for module in modules),
-        *(_noted(held, "optimizer settings") for each in users.optimizers for held in _held(each)),
+        *(_noted(held, "optimizer settings") for each in optimizers for held in _held(each)),
     ]
 
 
@@ -179,16 +179,11 @@ MOST = 100
 CONTAINERS = (list, tuple, set, deque)
 
 
-class UsersOwn(NamedTuple):
-    """The job's model, optimizers and schedulers, and those that its loss and step can reach by name."""
+def of_the_job(job: Job) -> tuple[list[nn.Module], list[Any], list[torch.Tensor]]:
+    """Find the user's modules, optimizers with schedulers, and trained tensors.
 
-    modules: list[nn.Module]
-    optimizers: list[Any]
-    trained: list[torch.Tensor]
-
-
-def of_the_job(job: Job) -> UsersOwn:
-    """Find the user's modules, optimizers and trained tensors."""
+    That is the job's, and what its loss and step can reach by name.
+    """
     job = job.sharded or job
     found: list[Any] = []
     seen = set[int]()
@@ -207,7 +202,7 @@ def of_the_job(job: Job) -> UsersOwn:
         found, *(group["params"] for group in groups), *(attribute.values() for attribute in attributes)
     )
     trained = [each for each in tensors if is_a(each, torch.Tensor) and each.requires_grad]
-    return UsersOwn(_each_once(modules), _each_once(optimizers), _each_once(trained))
+    return _each_once(modules), _each_once(optimizers), _each_once(trained)
 
 
 def _each_once(values: Iterable[Any]) -> list[Any]:
