@@ -61,11 +61,8 @@ MOST_FORWARDS = 4
 """Forwards until every layer was called. A choice: with a LayerDrop of 0.1, as in wav2vec 2.0, one block in
 10,000 is never called; a tower that the batch does not enter costs three more forwards of a cut."""
 
-PRODUCT = re.compile(r"mm|matmul|linear|einsum")
-"""In the name of every function of torch that multiplies matrices."""
-
-FP8_PRODUCT = re.compile(r"mm|matmul|linear|att(entio)?n")
-"""In the name of every function that takes FP8 tensors and multiplies them."""
+PRODUCT = re.compile(r"mm|matmul|linear|att(entio)?n")
+"""In the name of every function that multiplies FP8 tensors, such as an attention."""
 
 OF_LAYERS = (functional.linear, functional.multi_head_attention_forward)
 """Functions that multiply their first tensor by the weights of layers that are not called."""
@@ -240,7 +237,7 @@ class Products(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        if FP8_PRODUCT.search(name):
+        if (found := PRODUCT.search(name)) is not None:
             given = list(tensors((*args, *kwargs.values())))
             if any(map(is_float8, given)):
                 self.in_fp8[name] = None
@@ -250,7 +247,7 @@ class Products(TorchFunctionMode):
                 for weight in given[1:]:
                     if (seen := self._rows.get(("weight", id(weight)))) is not None:
                         seen.append(rows_of(given[0]))
-            if PRODUCT.search(name):
+            if not found[0].startswith("att"):
                 self.in_own_autocast |= autocast_now() not in (None, self._outside)
                 if function is torch._scaled_mm:
                     self.scaled[self._calls.running] = not torch.is_grad_enabled()

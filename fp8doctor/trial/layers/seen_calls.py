@@ -46,8 +46,8 @@ NO_LAYER = "the forward that was seen calls none of the layers"
 IN_COMPILED_CODE = "compiled code may call one, and runs no Python that could be watched"
 
 
-class Call(msgspec.Struct, frozen=True):
-    """A call of a checkpoint function in a module's forward."""
+class Call(msgspec.Struct):
+    """A call of a checkpoint function in a module's forward; of several, what one of them does."""
 
     library: str
     reentrant: bool | None
@@ -116,14 +116,14 @@ class CallsSeen:
         """By the module."""
         self._calls: dict[int | None, Call] = {}
         """By the module whose forward calls a checkpoint function; None above all."""
-        self._told: dict[int, list[bool]] = {}
+        self._told: dict[int, tuple[bool, ...]] = {}
         """By the module: `FIRST_MICROBATCH` of each call."""
 
     def tell(self, module: nn.Module, named: Any) -> None:
         """Note what a call's ``named`` arguments say of its micro-batch."""
         told = named.get(FIRST_MICROBATCH) if isinstance(named, dict) else None
         if isinstance(told, bool):
-            self._told.setdefault(id(module), []).append(told)
+            self._told[id(module)] = (*self._told.get(id(module), ()), told)
 
     def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self.tell(module, arguments[-1])
@@ -135,22 +135,19 @@ class CallsSeen:
         )
         self._running.append(entered)
         self._ran.setdefault(id(module), []).append(entered)
-        call = None
         if above is not None and above.begin is not None:
             entered.begin = above.begin
         elif (call := _checkpoint_call(sys._getframe(1), above.module if above else None)) is not None:
             entered.begin = entered
-        if (begin := entered.begin) is None:
-            return
-        caller = begin.above.module if begin.above else None
-        before = self._calls.get(caller) or call
-        if before is not None:
-            around = begin.above is not None and begin.above.fp8
-            self._calls[caller] = msgspec.structs.replace(
-                before,
-                opens_fp8=before.opens_fp8 or (entered.fp8 and not begin.fp8),
-                inside_fp8=before.inside_fp8 or (begin.fp8 and not around),
-            )
+            self._calls.setdefault(above.module if above else None, call)
+        if (begin := entered.begin) is not None:
+            call = self._calls[begin.above.module if begin.above else None]
+            call.opens_fp8 |= entered.fp8 and not begin.fp8
+            call.inside_fp8 |= begin.fp8 and not (begin.above and begin.above.fp8)
+
+    @property
+    def first_microbatch(self) -> tuple[bool, ...]:
+        return max(self._told.values(), key=len, default=())
 
     @property
     def running(self) -> int | None:
@@ -160,11 +157,6 @@ class CallsSeen:
     def leave(self, module: nn.Module) -> None:
         if self._running and self._running[-1].module == id(module):
             self._running.pop()
-
-    @property
-    def first_microbatch(self) -> tuple[bool, ...]:
-        told = max(self._told.values(), key=len, default=list[bool]())
-        return tuple(told)
 
     def seen(
         self,

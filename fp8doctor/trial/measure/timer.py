@@ -235,8 +235,8 @@ class Observer:
 
     def health(self) -> Health | None:
         """Sum up the samples of the GPU; None on a CPU, not recorded without NVML."""
-        if self._device.type != "cuda" or not self._looks:
-            unknown: Health | None = None if self._device.type != "cuda" else NOT_RECORDED
+        unknown: Health | None = NOT_RECORDED if self._device.type == "cuda" else None
+        if not self._looks:
             return unknown
         return Health(
             samples=self._looks,

@@ -54,8 +54,6 @@ class Guard:
         self._refused: list[str] = []
         self._standing = False
         self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
-        self.written: str | None = None
-        """A write that was not refused; no further step runs after it."""
         named = ((f"{type(each).__name__}, which the step names", each) for each in others)
         for owner, module in (("the original", job.model), *named):
             for name, tensor in chain(module.named_parameters(), module.named_buffers()):
@@ -132,12 +130,9 @@ class Guard:
 
     def look(self) -> None:
         """Raise `OriginalTouched` between two steps if one of them wrote to something of the user's."""
-        if self.written is None and self._standing:
-            written = (part.name for part in self._parts if part.written)
-            if (name := next(written, None)) is not None:
-                self.written = f"it writes to {name}"
-        if self.written is not None:
-            raise OriginalTouched(self.written)
+        name = next((part.name for part in self._parts if part.written), None)
+        if self._standing and name is not None:
+            raise OriginalTouched(f"it writes to {name}")
 
     @contextmanager
     def armed(self) -> Iterator[None]:
