@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers
-from fp8doctor.examine.walk import Place, Tree, experts_of, hooks, parameters
+from fp8doctor.examine.walk import Place, Tree, experts_of, hooks
 from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -126,7 +126,7 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
         return NOT_RECORDED
     below = f"{place.name}." if place.name else ""
     of_peft = re.compile(r"\.(base_layer|original_module)\b")  # names of the layer inside
-    held = {of_peft.sub("", name): parameter for name, parameter in parameters(tree)}
+    held = {of_peft.sub("", name): parameter for name, parameter in tree.named_parameters()}
     pairs = [(below + one, below + other) for one, other in declared.items()]
     return tuple(pair for pair in pairs if len({id(held[each]) for each in pair if each in held}) == 2)
 

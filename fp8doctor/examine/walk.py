@@ -33,9 +33,19 @@ from fp8doctor.stacks.torch_private import wrapped_child
 
 
 @dataclass(kw_only=True)
-class Cover:
-    """A module's state inherited from above."""
+class Place:
+    """A module where it was first met; from ``compiled`` on, what those below inherit."""
 
+    name: str
+    module: nn.Module
+    parent: Place | None
+    children: list[Place] = field(default_factory=list)
+    wrappers: tuple[nn.Module, ...] = ()
+    """Its direct wrappers, outermost first, which have no place of their own."""
+    adapts: dict[str, str] = field(default_factory=dict)
+    """Its `adapter_parts`."""
+    trainable_so_far: bool = False
+    """This or an earlier module in the tree's order has a trainable parameter."""
     compiled: str | None = None
     """Name of the compiled region."""
     watched: bool = False
@@ -51,22 +61,6 @@ class Cover:
     """Number of experts in this module's list of experts."""
     idle: bool = False
     """PEFT's unused original of a trained copy (``modules_to_save``)."""
-
-
-@dataclass(kw_only=True)
-class Place(Cover):
-    """A module where it was first met."""
-
-    name: str
-    module: nn.Module
-    parent: Place | None
-    children: list[Place] = field(default_factory=list)
-    wrappers: tuple[nn.Module, ...] = ()
-    """Its direct wrappers, outermost first, which have no place of their own."""
-    adapts: dict[str, str] = field(default_factory=dict)
-    """Its `adapter_parts`."""
-    trainable_so_far: bool = False
-    """This or an earlier module in the tree's order has a trainable parameter."""
 
     def upwards(self) -> Iterator[Place]:
         """Yield this place and those above it."""
@@ -125,72 +119,72 @@ class Tree:
     def parameters(self) -> dict[int, tuple[str, nn.Parameter]]:
         """Each parameter with its first name, by ``id``."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
-        for name, parameter in parameters(self):
+        for name, parameter in self.named_parameters():
             found.setdefault(id(parameter), (name, parameter))
         return found
 
-    def visit(
-        self,
-        module: nn.Module,
-        name: str,
-        parent: Place | None,
-        cover: Cover,
-        wrappers: tuple[nn.Module, ...] = (),
-    ) -> None:
-        """Visit a module and those below, each once; ``cover``, that from above, becomes its own."""
-        if id(module) in self._seen:
-            return
-        self._seen.add(id(module))
-        self._mark_compiled(module, name, cover)
-        self._mark_checkpointed(module, name, cover)
-        self._trainable = self._trainable or trains(module)
-        if (inner := wrapped_child(module)) is not None:
-            self.visit(inner, name, parent, cover, (*wrappers, module))
-            return
-        place = Place(name=name, module=module, parent=parent, wrappers=wrappers, **vars(cover))
-        place.adapts, place.trainable_so_far = adapter_parts(module), self._trainable
-        self.places.append(place)
-        if parent:
-            parent.children.append(place)
-        experts = experts_of(place)
-        for child_name, child in children_of(module).items():
-            full_name = f"{name}.{child_name}" if name else child_name
-            covered = below(place, child_name, child, full_name, cover)
-            covered.experts = experts.get(child_name, covered.experts)
-            self.visit(child, full_name, place, covered)
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for place in self.places:
+            for module in place.modules:
+                for name, parameter in parameters_of(module).items():
+                    yield (f"{place.name}.{name}" if place.name else name), parameter
 
-    def _mark_checkpointed(self, module: nn.Module, name: str, cover: Cover) -> None:
-        if (found := checkpointing_of(module, name)) is None:
+    def visit(self, place: Place) -> None:
+        """Visit a module, which may be in wrappers, and those below, each once."""
+        inner: nn.Module | None = place.module
+        while inner is not None:
+            place.module = inner
+            if id(inner) in self._seen:
+                return
+            self._seen.add(id(inner))
+            self._mark_compiled(place)
+            self._mark_checkpointed(place)
+            self._trainable = self._trainable or trains(place.module)
+            if (inner := wrapped_child(place.module)) is not None:
+                place.wrappers += (place.module,)
+        place.adapts, place.trainable_so_far = adapter_parts(place.module), self._trainable
+        self.places.append(place)
+        if place.parent:
+            place.parent.children.append(place)
+        experts = experts_of(place)
+        for name, child in children_of(place.module).items():
+            below = child_of(place, name, child)
+            below.experts = experts.get(name, place.experts)
+            self.visit(below)
+
+    def _mark_checkpointed(self, place: Place) -> None:
+        if (found := checkpointing_of(place.module, place.name)) is None:
             return
         self.checkpointing.append(found)
-        if found.form == "wrapper" or (found.form == "huggingface" and is_layer(module)):
-            cover.checkpointed, cover.flag_above = name, False
+        if found.form == "wrapper" or (found.form == "huggingface" and is_layer(place.module)):
+            place.checkpointed, place.flag_above = place.name, False
         elif found.form == "huggingface":
-            cover.flag_above = True
-        elif cover.checkpointed is None:
-            cover.checkpointed = NOT_RECORDED
+            place.flag_above = True
+        elif place.checkpointed is None:
+            place.checkpointed = NOT_RECORDED
 
-    def _mark_compiled(self, module: nn.Module, name: str, cover: Cover) -> None:
+    def _mark_compiled(self, place: Place) -> None:
         """Set the module's compiled region, and if one may begin below."""
-        mark = compile_mark(module, name)
+        module, called = place.module, is_called(place.module)
+        mark = compile_mark(module, place.name)
         if mark and self._unused_marks:
             self.marks.append(msgspec.structs.replace(mark, compiles=False, unused=True))
-            cover.compiled, cover.watched = None, False
+            place.compiled, place.watched = None, False
         elif mark:
-            called, compiles = is_called(module), mark.compiles
-            if compiles is False and called and cover.compiled is not None:
+            compiles = mark.compiles
+            if compiles is False and called and place.compiled is not None:
                 compiles = True  # inside a region it is traced too
             elif compiles is False and called and wrapped_child(module) is not None:
                 compiles = None  # a wrapper's own frame says nothing about its module
             self.marks.append(msgspec.structs.replace(mark, compiles=compiles))
             if compiles is not False:
-                cover.compiled, cover.watched = name, False
+                place.compiled, place.watched = place.name, False
             else:
-                cover.watched |= called
-        elif (cover.compiled is not None or cover.watched) and is_disabled(module):
-            cover.compiled, cover.watched = None, False
-        elif cover.watched and is_called(module) and not forward_of_torch(module):
-            cover.compiled, cover.watched = name, False
+                place.watched |= called
+        elif (place.compiled is not None or place.watched) and is_disabled(module):
+            place.compiled, place.watched = None, False
+        elif place.watched and called and not forward_of_torch(module):
+            place.compiled, place.watched = place.name, False
 
 
 def walk(
@@ -209,7 +203,7 @@ def walk(
     if step:
         tree.marks.append(step)
     try:
-        tree.visit(model, "", None, Cover(compiled="" if step else None))
+        tree.visit(Place(name="", module=model, parent=None, compiled="" if step else None))
     except RecursionError:
         raise UserError(
             "the model nests its modules deeper than Python's recursion limit allows, which is "
@@ -275,18 +269,19 @@ def trains(module: nn.Module) -> bool:
     return any(each.requires_grad for each in parameters_of(module).values())
 
 
-def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
-    """Return the cover of a child: flagged blocks and LoRA's parts differ."""
-    cover = replace(cover)
-    if cover.flag_above and is_a(place.module, nn.ModuleList):
-        cover.flag_above = False
+def child_of(place: Place, child_name: str, child: nn.Module) -> Place:
+    """Return the place of a child: it inherits, but flagged blocks and LoRA's parts differ."""
+    name = f"{place.name}.{child_name}" if place.name else child_name
+    below = replace(place, name=name, module=child, parent=place, children=[], wrappers=())
+    if below.flag_above and is_a(place.module, nn.ModuleList):
+        below.flag_above = False
         if not is_layer(child):
-            cover.checkpointed = full_name
-    if cover.adapter != "adapter" and child_name in place.adapts:
+            below.checkpointed = name
+    if below.adapter != "adapter" and child_name in place.adapts:
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
-        cover.adapter, cover.adapted = place.adapts[child_name], place.name
-    cover.idle |= child_name == "original_module" and "modules_to_save" in children_of(place.module)
-    return cover
+        below.adapter, below.adapted = place.adapts[child_name], place.name
+    below.idle |= child_name == "original_module" and "modules_to_save" in children_of(place.module)
+    return below
 
 
 def experts_of(place: Place) -> dict[str, int]:
@@ -307,15 +302,6 @@ def experts_of(place: Place) -> dict[str, int]:
     return {name: alike[type(child)] for name, child in found.items()} if len(found) > 1 else {}
 
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 def hooks(module: nn.Module) -> int:
-    return sum(len(state_of(module).get(each, ())) for each in HOOKS)
-
-
-def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
-    for place in tree.places:
-        for module in place.modules:
-            for name, parameter in parameters_of(module).items():
-                yield (f"{place.name}.{name}" if place.name else name), parameter
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(state_of(module).get(each, ())) for each in kinds)

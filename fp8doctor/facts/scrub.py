@@ -12,16 +12,6 @@ COMMON_HOSTS = frozenset(
 )
 """Host names that are ordinary words of reports and say nothing about whose machine it is."""
 
-SHORTEST_HOST = 4
-"""Characters; a shorter host name would be found inside ordinary words."""
-
-HOST_VARIABLES = ("HOSTNAME", "SLURMD_NODENAME", "COMPUTERNAME")
-"""Environment variables that hold a name of this host. Its full name is not asked for: that may wait for a
-name server."""
-
-DOMAIN = r"(?:internal|local|localdomain|lan|corp|(?:[a-z][\w-]*\.)+[a-z]{2,})\b"
-"""The domain after a host's name."""
-
 COMMON_USERS = frozenset("root user runner ubuntu nobody jovyan home torch model data tmp src app".split())
 """User names that are ordinary names of folders."""
 
@@ -52,12 +42,15 @@ def _names() -> tuple[tuple[re.Pattern[str], str], ...]:
     import getpass
     import socket
 
-    named = {socket.gethostname(), *(os.environ.get(variable, "") for variable in HOST_VARIABLES)}
+    # the full name is not asked for: that may wait for a name server
+    variables = ("HOSTNAME", "SLURMD_NODENAME", "COMPUTERNAME")
+    named = {socket.gethostname(), *(os.environ.get(variable, "") for variable in variables)}
+    domain = r"(?:internal|local|localdomain|lan|corp|(?:[a-z][\w-]*\.)+[a-z]{2,})\b"
     hosts = sorted({part for name in named for part in (name, name.partition(".")[0])}, key=len, reverse=True)
     patterns = [
-        (re.compile(rf"(?i)\b{re.escape(name)}\b(?:\.{DOMAIN})?"), HOST)
+        (re.compile(rf"(?i)\b{re.escape(name)}\b(?:\.{domain})?"), HOST)
         for name in hosts
-        if len(name) >= SHORTEST_HOST and name.lower() not in COMMON_HOSTS
+        if len(name) > 3 and name.lower() not in COMMON_HOSTS  # a shorter one is inside ordinary words
     ]
     try:
         user = getpass.getuser()

@@ -1,12 +1,11 @@
-"""Recognize FP8 layers: one module per FP8 implementation (stack), found by being here.
+"""Recognize FP8 layers: one module per FP8 implementation (stack), which `STACKS` lists.
 
 A stack never imports its library. It has
 
-- ``ORDER``: the stacks are asked in ascending order, and the first that knows a module describes it.
 - ``recognise(module, gaps)``: the module's own layers, empty if unknown. ``gaps`` takes what cannot be read.
 - ``bf16_counterpart(module)``, if its layers train: the same work in 16 bits over the same weights,
   in a new module or the changed one. Raises `NoCounterpart`.
-- perhaps ``PREFIX``, the packages of its classes; ``scaling(module)``; ``casts(module)``, of its operands.
+- perhaps ``scaling(module)``; ``casts(module)``, of its operands.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-import pkgutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.stacks.looking import lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,33 +70,18 @@ class NoCounterpart(Exception):
     """A layer has no BF16 form over its own weights; the message says why."""
 
 
-_ASKED: WeakKeyDictionary[type, tuple[Any, ...]] = WeakKeyDictionary()
-
-
-def stacks_of(kind: type) -> tuple[Any, ...]:
-    """List the stacks that may know a class, in the order of asking."""
-    asked = _ASKED.get(kind)
-    if asked is None:
-        homes = [module for module, _ in lineage(kind)]
-        asked = _ASKED[kind] = tuple(
-            stack
-            for stack in stacks()
-            if (prefix := getattr(stack, "PREFIX", None)) is None
-            or any(home.startswith(prefix) for home in homes)
-        )
-    return asked
+STACKS = ("transformer_engine", "torchao", "known_classes", "plain")
+"""The stacks in the order of asking: the first that knows a module describes it."""
 
 
 @functools.cache
 def stacks() -> tuple[Any, ...]:
-    modules = (importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__))
-    found = [each for each in modules if hasattr(each, "recognise")]
-    return tuple(sorted(found, key=lambda each: each.ORDER))
+    return tuple(importlib.import_module(f"{__name__}.{name}") for name in STACKS)
 
 
 def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """Describe this module's own linear layers; none if a stack cannot read it."""
-    for stack in stacks_of(type(module)):
+    for stack in stacks():
         try:
             layers: tuple[Layer, ...] = stack.recognise(module, gaps)
         except Exception as error:  # one odd layer must not cost the others
@@ -116,7 +97,7 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 def bf16_counterpart(module: Module) -> Module | None:
     """Return this module without FP8, or None. Raises `NoCounterpart`."""
-    for stack in stacks_of(type(module)):
+    for stack in stacks():
         uses = {layer.use for layer in stack.recognise(module, {})}
         if "storage" in uses:
             raise NoCounterpart(f"its weights are stored in low precision ({type(module).__name__})")
@@ -125,17 +106,13 @@ def bf16_counterpart(module: Module) -> Module | None:
     return None
 
 
-def _first(module: Module, name: str) -> Any:
-    """Ask the stacks that have this function; return the first answer, or None."""
-    asked = (getattr(stack, name, None) for stack in stacks_of(type(module)))
-    return next((found for ask in asked if ask and (found := ask(module))), None)
-
-
 def scaling(module: Module) -> Scaling | None:
-    found: Scaling | None = _first(module, "scaling")
-    return found
+    """Return how a module scales, or None."""
+    asked = (stack.scaling(module) for stack in stacks() if hasattr(stack, "scaling"))
+    return next(filter(None, asked), None)
 
 
 def casts_of(module: Module) -> dict[str, Cast]:
     """Return how a module casts ``input``, ``weight`` and ``gradient``, as far as its stack tells."""
-    return _first(module, "casts") or {}
+    asked = (stack.casts(module) for stack in stacks() if hasattr(stack, "casts"))
+    return next(filter(None, asked), {})

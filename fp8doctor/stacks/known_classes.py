@@ -28,8 +28,6 @@ from fp8doctor.stacks.looking import (
 from fp8doctor.stacks.tensors import is_float8, local, stored, subclass
 from fp8doctor.stacks.torch_private import FAKE_TENSOR
 
-ORDER = 30
-
 KNOWN: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     (
         "transformers.integrations.",

@@ -19,7 +19,6 @@ from fp8doctor.stacks.looking import (
 )
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, subclass
 
-ORDER = 100
 STACK = "torch"
 
 ROUTER = re.compile(r"(router|gate)$", re.IGNORECASE)

@@ -14,7 +14,7 @@ from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.stacks.looking import ancestor, children_of, lineage, read
+from fp8doctor.stacks.looking import ancestor, children_of, held_by, lineage, read
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -88,8 +88,7 @@ def context_of(compiled: Any) -> Callable[[Any], Any] | None:
     """
     context = getattr(compiled, "dynamo_ctx", None)
     if context is None and original(compiled) is not None:
-        cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=False))
-        context = cells["self"].cell_contents if "self" in cells else None
+        context = held_by(compiled, "self")
     return context if callable(context) else None
 
 

@@ -25,7 +25,6 @@ from fp8doctor.stacks.looking import (
 )
 from fp8doctor.stacks.tensors import dtype_name, local, stored
 
-ORDER = 20
 STACK = TORCHAO.name
 
 Features = dict[str, bool | int | str | None]

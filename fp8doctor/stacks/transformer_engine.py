@@ -20,7 +20,6 @@ from fp8doctor.stacks import Cast, Layer, NoCounterpart, te_private
 from fp8doctor.stacks.looking import ancestor, parameters_of, read, state_of
 from fp8doctor.stacks.tensors import dtype_name, subclass
 
-ORDER = 10
 STACK = TRANSFORMER_ENGINE.name
 PREFIX = "transformer_engine.pytorch."
 

@@ -8,22 +8,7 @@ from transformers import MixtralConfig
 from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
 from transformers.integrations.finegrained_fp8 import FP8Experts, FP8Linear
 
-from fp8doctor.stacks import stacks, stacks_of
 from tests.examine.models import network
-
-
-def test_order_of_the_stacks() -> None:
-    names = [each.__name__.rpartition(".")[2] for each in stacks()]  # type: ignore[attr-defined]
-    assert names[:2] == ["transformer_engine", "torchao"]
-    assert names[-2:] == ["known_classes", "plain"], "what any class can be comes last"
-
-
-def test_a_stack_is_asked_where_its_classes_may_be() -> None:
-    class Own(FP8Linear):
-        pass
-
-    of = {kind: [each.__name__.rpartition(".")[2] for each in stacks_of(kind)] for kind in (nn.Linear, Own)}
-    assert of[nn.Linear] == of[Own] == ["torchao", "known_classes", "plain"]
 
 
 def test_finegrained_linear() -> None:
