@@ -69,10 +69,11 @@ def _own() -> Iterator[SimpleNamespace]:
         for path in Path(folder).glob("*/[!_]*"):
             files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
             text = "".join(each.read_text("utf-8") for each in files)
-            was = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
-            for each in HEAD.finditer(text):
-                page = inspect.cleandoc(text.split('"""')[1])
-                yield SimpleNamespace(**each.groupdict(), area=path.parent.name, page=page, was=was)
+            if text:
+                page = inspect.cleandoc(text.split('"""', 2)[1])
+                was = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
+                for each in HEAD.finditer(text):
+                    yield SimpleNamespace(**each.groupdict(), area=path.parent.name, page=page, was=was)
 
 
 def retired(codes: Iterable[str]) -> Iterator[Heading]:

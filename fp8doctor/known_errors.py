@@ -7,7 +7,6 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,18 +143,16 @@ def _found(text: str) -> list[tuple[KnownError, int]]:
     """Find each known message and where its last occurrence ends."""
     cleaned = clean(text)
     text = " ".join(cleaned.split())
+    packages = FRAME.findall(cleaned)
+    library = {"library": packages[-1]} if packages else {}
 
     def filled(error: KnownError, match: re.Match[str]) -> KnownError:
         """Write what a match found, and the package whose file raised, into the places of a message."""
         names = {key.rstrip("0123456789"): found for key, found in match.groupdict().items() if found}
-        packages = FRAME.findall(cleaned)
-        return error.filled({"library": packages[-1], **names} if packages else names)
+        return error.filled(library | names)
 
-    last = {
-        error: matches[-1]
-        for error in known_errors()
-        if error.kind != "class" and (matches := list(re.finditer(error.pattern, text)))
-    }
+    known = [error for error in known_errors() if error.kind != "class"]
+    last = {error: match for error in known for match in re.finditer(error.pattern, text)}
     named = [each.span() for error, each in last.items() if error.kind != "generic"]
     found = [
         (filled(error, match), match.end())
@@ -165,11 +162,11 @@ def _found(text: str) -> list[tuple[KnownError, int]]:
     found.sort(key=lambda each: (KINDS.index(each[0].kind), -each[1]))
     begins, told = _last_exception(cleaned)
     raised = bool(found) and found[0][0].kind in KINDS[:2]
-    if raised or any(end > begins for _, end in found) or len(told) > LONGEST_EXCEPTION:
-        return found
-    classes = [error for error in known_errors() if error.kind == "class"]
-    of_class = ((error, match) for error in classes if (match := re.search(error.pattern, told)))
-    return [*((filled(error, match), len(cleaned)) for error, match in islice(of_class, 1)), *found]
+    if not raised and len(told) <= LONGEST_EXCEPTION and all(end <= begins for _, end in found):
+        for error in known_errors():
+            if error.kind == "class" and (match := re.search(error.pattern, told)):
+                return [(filled(error, match), len(cleaned)), *found]
+    return found
 
 
 def _is_of(named: tuple[int, int], match: re.Match[str], error: KnownError) -> bool:

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -15,19 +15,16 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
 from fp8doctor.planning.job_options import Options, saved_facts
 from fp8doctor.planning.plan_document import PlanDocument, plan_document
+from fp8doctor.render import plan_page
+from fp8doctor.render.page import Page
 from fp8doctor.report import Shown
-
-if TYPE_CHECKING:
-    from fp8doctor.render.page import Page
 
 
 class Plan(Shown, PlanDocument, frozen=True, kw_only=True):
     """A plan that can be shown and saved."""
 
     def page(self) -> Page:
-        from fp8doctor.render.plan_page import page
-
-        return page(self)
+        return plan_page.page(self)
 
     def _line(self) -> str:
         return self.answer

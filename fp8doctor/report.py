@@ -19,14 +19,18 @@ from fp8doctor.facts import Facts
 from fp8doctor.facts.record import encode
 from fp8doctor.files import write_text
 from fp8doctor.finding import Finding
+from fp8doctor.health.record import Health as HealthFile
+from fp8doctor.health.record import read_health
+from fp8doctor.health.verdict import HealthVerdict, conclude
+from fp8doctor.render import compare_page, health_page, report_page
+from fp8doctor.render.html import as_html
+from fp8doctor.render.markdown import as_markdown
+from fp8doctor.render.page import Page
+from fp8doctor.render.text import as_text
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from torch.nn import Module
-
-    from fp8doctor.health.record import Health as HealthFile
-    from fp8doctor.health.verdict import HealthVerdict
-    from fp8doctor.render.page import Page
 
 
 class Shown:
@@ -41,18 +45,12 @@ class Shown:
 
     def to_text(self, width: int = 100) -> str:
         """Return what the command line prints."""
-        from fp8doctor.render.text import as_text
-
         return as_text(self.page(), width=width)
 
     def to_markdown(self) -> str:
-        from fp8doctor.render.markdown import as_markdown
-
         return as_markdown(self.page())
 
     def to_html(self) -> str:
-        from fp8doctor.render.html import as_html
-
         return as_html(self.page())
 
     @in_one_sentence
@@ -67,8 +65,6 @@ class Shown:
         return f"<{type(self).__name__}: {self._line()}>"
 
     def _repr_html_(self) -> str:
-        from fp8doctor.render.html import as_html
-
         return as_html(self.page(), template="fragment.html.jinja")
 
 
@@ -172,9 +168,7 @@ class Report(Shown, Document, frozen=True, kw_only=True):
         return {f"fp8doctor/{name}": float(number) for name, number in numbers.items() if number is not None}
 
     def page(self) -> Page:
-        from fp8doctor.render.report_page import page
-
-        return page(self, held_in="report")
+        return report_page.page(self, held_in="report")
 
     def _line(self) -> str:
         found = plural(len(self.findings), "finding")
@@ -188,9 +182,7 @@ class Comparison(Shown, Struct, frozen=True):
     reports: tuple[Document, Document]
 
     def page(self) -> Page:
-        from fp8doctor.render.compare_page import page
-
-        return page(self.found, self.reports)
+        return compare_page.page(self.found, self.reports)
 
     def _line(self) -> str:
         return self.found.summary
@@ -206,9 +198,7 @@ class Health(Shown, Struct, frozen=True):
     verdict: HealthVerdict
 
     def page(self, *, verbose: bool = True) -> Page:
-        from fp8doctor.render.health_page import page
-
-        return page(self.samples, self.verdict, verbose=verbose)
+        return health_page.page(self.samples, self.verdict, verbose=verbose)
 
     def _line(self) -> str:
         return self.verdict.summary
@@ -245,8 +235,5 @@ def compare(first: Document | str | Path, second: Document | str | Path) -> Comp
 @in_one_sentence
 def load_health(path: str | Path) -> Health:
     """Read a file of ``fp8doctor run --health``, or of a callback's. Raises `UserError`."""
-    from fp8doctor.health.record import read_health
-    from fp8doctor.health.verdict import conclude
-
     samples = read_health(Path(path))
     return Health(samples, conclude(samples))

@@ -34,6 +34,9 @@ from fp8doctor.diagnosis.diagnose import diagnose, replay
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
+from fp8doctor.render.build_servers import github, junit
+from fp8doctor.render.html import as_html
+from fp8doctor.render.markdown import as_markdown
 from fp8doctor.render.page import Page
 from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import to_ascii
@@ -145,12 +148,8 @@ def laid_out(made: Page | str, format: str, **terminal: Any) -> str:
     if isinstance(made, str):
         return made
     if format == "markdown":
-        from fp8doctor.render.markdown import as_markdown
-
         return as_markdown(made)
     if format == "html":
-        from fp8doctor.render.html import as_html
-
         return as_html(made)
     return as_text(made, **terminal)
 
@@ -284,8 +283,6 @@ def writer(report: Document, wanted: Wanted) -> Written:
         if format in (SAVED, "json"):
             return report.to_json(facts=format == SAVED or machine.no_model(report))
         if format in ("github", "junit"):
-            from fp8doctor.render.build_servers import github, junit
-
             code = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
             here = Path.cwd() if code else Path()
             file = code.relative_to(here).as_posix() if code and code.is_relative_to(here) else ""

@@ -47,19 +47,26 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     if asked in ((), ("-",)):
         text = sys.stdin.buffer.read()[-known_errors.LONGEST :].decode("utf-8", "replace")
     catalogue = headings(checks)
+    data: dict[str, Any]
     if named := named_by(asked, (*catalogue, *retired(asked))):
         every = [{**summary(check), "page": check.page} for check in named]
         heads = [f"{each.code} {each.name} · {each.area} · {each.severity}\n\n{each.page}" for each in named]
         data = every[0] if len(named) == 1 else {"checks": every}
-        _show(format, data, f"\n\n{'-' * columns()}\n\n".join(heads))
+        page = f"\n\n{'-' * columns()}\n\n".join(heads)
     elif errors := known_errors.recognise_all(text):
-        _show_errors(format, errors, catalogue, ends_otherwise=not known_errors.fatal_is_known(text))
+        data, page = _of_errors(errors, catalogue, ends_otherwise=not known_errors.fatal_is_known(text))
     elif found := [each for each in catalogue if len(text) <= LONGEST_WORD and _has(each.page, text)]:
+        data = {"checks": list(map(summary, found))}
         lines = [f"{each.code} {each.name}: {each.title}" for each in found]
         page = "\n\n".join((*lines, f"More: fp8doctor explain {found[0].code}"))
-        _show(format, {"checks": list(map(summary, found))}, page)
     else:
         raise UserError(_not_known(text, catalogue))
+    if format == "json":
+        show_json(data)
+    else:
+        from fp8doctor.render.terminal import reflow
+
+        show_page("\n".join(reflow(page, columns())).rstrip())
     return OK
 
 
@@ -93,30 +100,19 @@ def summary(check: Heading) -> dict[str, Any]:
     return {name: getattr(check, name) for name in ("code", "name", "area", "severity", "title")}
 
 
-def _show(format: str, data: dict[str, Any], page: str) -> None:
-    """Print the data, or the page in the terminal's width."""
-    if format == "json":
-        show_json(data)
-        return
-    from fp8doctor.render.terminal import reflow
-
-    show_page("\n".join(reflow(page, columns())).rstrip())
-
-
-def _show_errors(
-    format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], *, ends_otherwise: bool
-) -> None:
-    """Show known errors; further warnings as one line."""
+def _of_errors(
+    errors: Sequence[KnownError], catalogue: Sequence[Heading], *, ends_otherwise: bool
+) -> tuple[dict[str, Any], str]:
+    """Describe known errors as data and as a page, which has further warnings in one line."""
     from fp8doctor.facts.scrub import scrub
 
     errors = [each._replace(cause=scrub(each.cause), lines=scrub(each.lines)) for each in errors]
     full = [each for each in errors if each.kind == errors[0].kind]
-    pages = [ENDS_OTHERWISE] if ends_otherwise else []
-    pages += [_error_page(error, catalogue) for error in full]
-    if rest := [each.says for each in errors if each not in full]:
-        pages.append(f"Also in this text: {' · '.join(rest)}")
-    data = {"last_exception_known": False} if ends_otherwise else {}
-    _show(format, {"errors": [each._asdict() for each in errors], **data}, "\n\n".join(pages))
+    rest = [each.says for each in errors if each not in full]
+    pages = [ENDS_OTHERWISE] * ends_otherwise + [_error_page(error, catalogue) for error in full]
+    pages += [f"Also in this text: {' · '.join(rest)}"] if rest else []
+    data: dict[str, Any] = {"errors": [each._asdict() for each in errors]}
+    return data | ({"last_exception_known": False} if ends_otherwise else {}), "\n\n".join(pages)
 
 
 def _error_page(error: KnownError, catalogue: Sequence[Heading]) -> str:

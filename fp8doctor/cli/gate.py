@@ -67,7 +67,9 @@ class Gate(Struct, frozen=True):
         if self.require_fp8 and (why := report.why_not_in_fp8()):
             yield f"FP8 is required. {why}"
         if self.fail_on and report.reaches(self.fail_on):
-            yield f"{_graver(report, self.fail_on)} Use --fail-on never to ignore findings."
+            codes = ", ".join(_grave(report, self.fail_on))
+            found = f"Found {codes} with --fail-on {self.fail_on}" if codes else box(report.answer).title.text
+            yield f"{found}. Use --fail-on never to ignore findings."
         speedup, verdict = report.gpu_speedup, report.verdict
         yield from self.too_slow(
             {
@@ -133,13 +135,6 @@ def exit_code(missed: Iterable[str]) -> int:
 def _grave(report: Document, least: Severity) -> list[str]:
     grave = SEVERITIES[SEVERITIES.index(least) :]
     return [*dict.fromkeys(each.code for each in report.findings if (each.severity or "info") in grave)]
-
-
-def _graver(report: Document, least: Severity) -> str:
-    """Name what is at or above a severity: findings, else the verdict."""
-    if codes := _grave(report, least):
-        return f"Found {', '.join(codes)} with --fail-on {least}."
-    return f"{box(report.answer).title.text}."
 
 
 def is_same_job(first: Facts, second: Facts, name: str) -> bool:
