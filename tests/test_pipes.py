@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from fp8doctor.pipes import Channel
-from fp8doctor.running.attached import _Attached
+from fp8doctor.running.attached import Attached
 from fp8doctor.running.script_messages import Message, WatchOptions
 
 
@@ -65,7 +65,7 @@ def test_a_script_that_closed_all_files_ends_at_once(reused: bool, monkeypatch: 
     listen, tell = os.pipe()
     wait, reported = os.pipe()
     settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
-    attached = _Attached(Channel(tell), wait, settings)
+    attached = Attached(Channel(tell), wait, settings)
     os.close(wait)
     silent = os.pipe()
     if reused:

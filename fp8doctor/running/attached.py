@@ -7,7 +7,7 @@ import atexit
 import os
 import select
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
@@ -33,12 +33,13 @@ STARTUP = os.path.join(os.path.dirname(__file__), "startup", "sitecustomize.py")
 
 def attach(request: dict[str, Any], before: Collection[str]) -> None:
     """Wait for torch and for the end; ``before`` has the modules before ours."""
-    attached = _Attached(
-        Channel(request["channel"], READER_TAKES_S), request["reported"], WatchOptions(**request["settings"])
-    )
+    channel, settings = Channel(request["channel"], READER_TAKES_S), WatchOptions(**request["settings"])
+    attached = Attached(channel, request["reported"], settings)
     atexit.register(attached.ended)  # the first to be registered is the last to be called
-    attached.pythons.hide(_shadowed(request["folder"], before))
-    sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
+    shadowed = _shadowed(request["folder"], before)
+    for name in [name for name in sys.modules if name.partition(".")[0] in shadowed]:
+        attached.hidden[name] = sys.modules.pop(name)
+    sys.meta_path.insert(0, attached)
 
 
 def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
@@ -58,82 +59,16 @@ def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
     return found
 
 
-class _Attached:
+class Attached:
+    """Finds torch for the script, and starts the observer after its import."""
+
     def __init__(self, channel: Channel, reported: int, settings: WatchOptions) -> None:
         os.set_inheritable(reported, False)
         self.channel, self.reported, self.settings = channel, reported, settings
         self.pipe = os.fstat(reported).st_ino
         self.observer: Any = None
-        self.pythons = PythonsOwn()
-
-    def torch_imported(self) -> None:
-        """Start the observer. Its failure never stops the script's import."""
-        if self.channel.forked:
-            return
-        self.channel.send(Message(torch=True))
-        try:
-            with self.pythons:
-                from fp8doctor.running.observer import ScriptObserver
-
-            self.observer = ScriptObserver(self.channel.send, self.settings)
-            self.observer.install()
-        except Exception as error:
-            said = f"fp8doctor could not watch: {type(error).__name__}: {error}"
-            self.channel.send(Message(note=said))
-
-    def ended(self) -> None:
-        """Report the end, and wait for the report to be written."""
-        if self.channel.forked:
-            return
-        try:
-            if self.observer is not None and isinstance(getattr(sys, "last_value", None), Exception):
-                self.observer.guarded(self.observer.failed)
-            end = Message(ended=True, steps=0, error=_uncaught())
-            if self.observer is not None:
-                end.steps = self.observer.closed()
-            self.channel.send(end)
-            if os.fstat(self.reported).st_ino == self.pipe:
-                select.select([self.reported], [], [], REPORT_TAKES_S)
-        except (KeyboardInterrupt, SystemExit, OSError):
-            pass  # the report is written all the same; or the script has closed all files
-
-
-def _uncaught() -> str | None:
-    """Return the exception that ends the script, in a line."""
-    if (error := getattr(sys, "last_value", None)) is None:
-        return None
-    with suppress(Exception):
-        if text := str(error).strip().partition("\n")[0][:LONGEST_ERROR]:
-            return f"{type(error).__name__}: {text}"
-    return type(error).__name__
-
-
-class PythonsOwn:
-    """Modules of ours that the script's folder has its own version of; in their place within ``with``."""
-
-    def __init__(self) -> None:
-        self._own: dict[str, Any] = {}
-
-    def hide(self, names: Collection[str]) -> None:
-        """Leave these modules and their submodules to the script."""
-        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
-            self._own[name] = sys.modules.pop(name)
-
-    def __enter__(self) -> None:
-        self._scripts = {name: sys.modules[name] for name in self._own if name in sys.modules}
-        sys.modules.update(self._own)
-
-    def __exit__(self, *raised: object) -> None:
-        for name in self._own:
-            sys.modules.pop(name, None)
-        sys.modules.update(self._scripts)
-
-
-class _TorchFinder:
-    """Calls a function after the import of torch, and leaves the import to others."""
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self.then = then
+        self.hidden: dict[str, ModuleType] = {}
+        """Modules of ours that the script's folder has its own version of."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -152,7 +87,7 @@ class _TorchFinder:
         return None
 
     def _wrap(self, loader: Loader) -> None:
-        """Call ``then`` after the module ran; leave no frame in a traceback."""
+        """Watch after the module ran; leave no frame in a traceback."""
         executes = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -164,6 +99,50 @@ class _TorchFinder:
                 raise
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self.then()
+                self.watch()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
+
+    def watch(self) -> None:
+        """Start the observer. Its failure never stops the script's import."""
+        if self.channel.forked:
+            return
+        self.channel.send(Message(torch=True))
+        scripts = {name: sys.modules.pop(name) for name in self.hidden if name in sys.modules}
+        sys.modules.update(self.hidden)
+        try:
+            from fp8doctor.running.observer import ScriptObserver
+
+            self.observer = ScriptObserver(self.channel.send, self.settings)
+            self.observer.install()
+        except Exception as error:
+            said = f"fp8doctor could not watch: {type(error).__name__}: {error}"
+            self.channel.send(Message(note=said))
+        finally:
+            for name in self.hidden:
+                sys.modules.pop(name, None)
+            sys.modules.update(scripts)
+
+    def ended(self) -> None:
+        """Report the end, and wait for the report to be written."""
+        if self.channel.forked:
+            return
+        error = getattr(sys, "last_value", None)
+        try:
+            if self.observer is not None and isinstance(error, Exception):
+                self.observer.guarded(self.observer.failed)
+            end = Message(ended=True, steps=0, error=None if error is None else _in_a_line(error))
+            if self.observer is not None:
+                end.steps = self.observer.closed()
+            self.channel.send(end)
+            if os.fstat(self.reported).st_ino == self.pipe:
+                select.select([self.reported], [], [], REPORT_TAKES_S)
+        except (KeyboardInterrupt, SystemExit, OSError):
+            pass  # the report is written all the same; or the script has closed all files
+
+
+def _in_a_line(error: BaseException) -> str:
+    with suppress(Exception):
+        if text := str(error).strip().partition("\n")[0][:LONGEST_ERROR]:
+            return f"{type(error).__name__}: {text}"
+    return type(error).__name__

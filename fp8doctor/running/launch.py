@@ -20,7 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
@@ -80,11 +79,9 @@ def interpreter_options(arguments: Sequence[str]) -> Iterator[str]:
             yield word
         else:
             flags = re.match(r"-[^mc-]*", word)
-            if flags is None:
-                return
-            if len(flags[0]) > 1:
+            if flags and len(flags[0]) > 1:
                 yield flags[0]
-            if flags[0] != word:
+            if not flags or flags[0] != word:
                 return
 
 
@@ -119,27 +116,30 @@ def run_script(
     reports while the script runs, after so many steps, ``report`` completes the report and returns a code.
     ``others`` are the job's other processes, if any.
     """
-    (read, write), (wait, reported), process = pipe(), pipe(), os.getpid()
-    _flush()
+    messages, end, process = pipe(), pipe(), os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # full, or closed
+            stream.flush()
     if gated:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))
         if not (process := os.fork()):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _become_script(script, settings, (read, write), (wait, reported))
+            _become_script(script, settings, messages, end)
         threading.Thread(target=_forward_signals, args=(process,), daemon=True).start()
         stdout = os.dup(1)
     else:
         if child := os.fork():
             os.waitpid(child, 0)
-            _become_script(script, settings, (read, write), (wait, reported))
+            _become_script(script, settings, messages, end)
         os.setsid()
         if os.fork():  # else the script's os.wait() would return it
             os._exit(0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    (listen, write), (wait, reported) = messages, end
     os.close(write)
     os.close(wait)
     os.dup2(2, 1)  # stdout is the script's
-    state = _listened(read, process, say, early, others)
+    state = _listened(listen, process, say, early, others)
     if others is not None:
         if state.error is not None and not gated:  # its launcher names the first rank that ended
             os.close(reported)
@@ -165,34 +165,31 @@ def _become_script(
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is None:  # closed: Python has opened a stand-in
             os.close(number)
-    (read, write), (wait, reported) = messages, end
-    os.close(read)
+    (listen, write), (wait, reported) = messages, end
+    os.close(listen)
     os.close(reported)
     os.set_inheritable(write, True)
     os.set_inheritable(wait, True)
-    package = Path(fp8doctor.__file__).resolve().parent
     python_path = os.environ.get("PYTHONPATH")
     request = {
         "channel": write,
         "reported": wait,
-        "home": str(package.parent),
         "folder": script.folder,
         "python_path": python_path,
         "settings": settings._asdict(),
     }
-    folder = str(package / "running" / "startup")
+    startup = str(Path(__file__).resolve().parent / "startup")
     environment = {
         **os.environ,
         "FP8DOCTOR_RUN": json.dumps(request),
-        "PYTHONPATH": os.pathsep.join([folder, *([python_path] if python_path else [])]),
+        "PYTHONPATH": os.pathsep.join(filter(None, (startup, python_path))),
     }
     command = [sys.executable, *interpreter_options(sys.orig_argv), *script.arguments]
     try:
         os.execve(sys.executable, command, environment)
     except OSError as error:
-        raise UserError(
-            f"cannot start {sys.executable}: {error.strerror or error}; the script did not run"
-        ) from None
+        why = error.strerror or error
+        raise UserError(f"cannot start {sys.executable}: {why}; the script did not run") from None
 
 
 def _listened(
@@ -234,13 +231,6 @@ def _forward_signals(child: int) -> None:
         if arrived.si_signo in FORWARDED or from_another:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, arrived.si_signo)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            if stream is not None:  # None: closed
-                stream.flush()
 
 
 def _die_of(number: int) -> None:

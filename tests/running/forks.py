@@ -43,7 +43,7 @@ def become(interpreter, command, environment):
     status = 0
     try:
         runpy.run_path(os.path.join(startup, "sitecustomize.py"), run_name="sitecustomize")
-        sys.meta_path.pop(0).then()  # torch has been imported
+        sys.meta_path.pop(0).watch()  # torch has been imported
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         status = end.code

@@ -12,34 +12,30 @@ import importlib.machinery  # noqa: E402
 import importlib.util  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
-from typing import Any  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _begin() -> dict[str, Any]:
-    """Read the request from the environment, and restore the environment."""
-    request: dict[str, Any] = json.loads(os.environ.pop("FP8DOCTOR_RUN"))
-    if request["python_path"] is None:
+def _attach(request: str) -> None:
+    """Restore the environment, and load the fp8doctor that was started, wherever it is."""
+    asked = json.loads(request)
+    if asked["python_path"] is None:
         os.environ.pop("PYTHONPATH", None)
     else:
-        os.environ["PYTHONPATH"] = request["python_path"]
-    here = os.path.dirname(os.path.abspath(__file__))
-    if here in sys.path:
-        sys.path.remove(here)
-    sys.path_importer_cache.pop(here, None)
-    return request
-
-
-def _watch(request: dict[str, Any]) -> None:
-    """Load the fp8doctor that was started, wherever it is, and wait for torch."""
-    sys.path.insert(0, request["home"])
+        os.environ["PYTHONPATH"] = asked["python_path"]
+    if HERE in sys.path:
+        sys.path.remove(HERE)
+    sys.path_importer_cache.pop(HERE, None)
+    home = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+    sys.path.insert(0, home)
     try:
         from fp8doctor.running.attached import attach
     finally:
-        sys.path.remove(request["home"])
-    attach(request, BEFORE)
+        sys.path.remove(home)
+    attach(asked, BEFORE)
 
 
-def _next() -> None:
+def _import_next() -> None:
     """Import the ``sitecustomize`` that this one hides."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
@@ -48,5 +44,5 @@ def _next() -> None:
 
 
 if "FP8DOCTOR_RUN" in os.environ:
-    _watch(_begin())
-    _next()
+    _attach(os.environ.pop("FP8DOCTOR_RUN"))
+    _import_next()
