@@ -105,9 +105,11 @@ def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: b
     later += ["your own torch.compile, which stays as it is"] if before_own else []
     own = [f"# before {', and before '.join(later)}"] if later else []
     config = "" if made is default_of(TORCHAO.name) else made.config
+    of = len(facts.linears())
+    few = f"{len(layers)} of {of} Linears " if 2 * len(layers) < of else ""  # most stay, as experts do
     return Treatment(
         name=f"convert-{recipe}",
-        summary=f"convert to FP8 ({recipe})",
+        summary=f"convert {few}to FP8 ({recipe})",
         code="\n".join([*own, conversion(facts, left, beside=(), config=config)]),
     )
 

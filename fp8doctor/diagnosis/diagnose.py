@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -75,16 +76,8 @@ def hypotheses(
     return prescribe(findings, facts)
 
 
-def replay(
-    path: str | Path,
-    *,
-    assume_gpu: str | None = None,
-    select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    checks: Sequence[Path] = (),
-    reasons: Mapping[str, str] = MappingProxyType({}),
-) -> Document:
-    """Run this version's checks over a saved report's facts.
+def replay(path: str | Path, *, assume_gpu: str | None = None, **options: Any) -> Document:
+    """Run this version's checks over a saved report's facts, with the options of `diagnose`.
 
     It keeps its time and tool. Raises `UserError`, also for a GPU that has no datasheet.
     """
@@ -93,12 +86,4 @@ def replay(
         facts = msgspec.structs.replace(facts, assumed_gpu=assume_gpu)
     if facts.get("assumed_gpu"):
         gpu_spec(facts.assumed_gpu)
-    return diagnose(
-        facts,
-        select=select,
-        ignore=ignore,
-        checks=checks,
-        reasons=reasons,
-        written_by=written_by,
-        created_at=created_at,
-    )
+    return diagnose(facts, written_by=written_by, created_at=created_at, **options)

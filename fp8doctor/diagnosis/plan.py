@@ -406,7 +406,9 @@ def _compiling(facts: Facts) -> Step | None:
         return None
     if not fp8 and (modelled_speedup(facts) is None or steps.now.host_ms > steps.now.busy_ms):
         return None
-    title = f"Compiled, it would be about {in_times(steps.speedup)} faster (estimated for {steps.now.gpu})"
+    what = "the blocks in 16 bits" if fp8 else "the model"
+    faster = f"{in_times(steps.speedup)} faster (estimated for {steps.now.gpu})"
+    title = f"With {what} compiled, a step would be about {faster}"
     return replace(_step(title, fix), saving_ms=steps.saving)
 
 
