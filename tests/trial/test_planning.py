@@ -150,6 +150,20 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     assert not plans(job(model), "compile-model")["recipe-tensorwise"].by_block
 
 
+def test_own_blocks_around_layers_of_transformer_engine_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ViT of torch's attention and te.LayerNormMLP, eager: 107 ms, compiled by block 94 (H200)."""
+    te.install(monkeypatch)
+
+    class Block(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x)
+
+    of = job(nn.Sequential(*(Block(nn.Linear(32, 32), te.LayerNormMLP(32, 48)) for _ in range(3))))
+    with te.autocast():
+        of.model(torch.ones(4, 32))
+    assert "compile-blocks" in plans(of)
+
+
 def test_fp8_is_tried_in_every_form_in_which_bf16_is() -> None:
     """A student compiled by block, an eager teacher: only BF16 was timed with both compiled (H200).
     FP8 with both compiled is the faster one."""
@@ -201,8 +215,8 @@ def test_a_bf16_user_gets_fp8_before_other_forms_of_bf16() -> None:
     graph of FP8 compiles for minutes there: it decides nothing that FP8 by block does not."""
     found = plans(job(torch.compile(Stacked().bfloat16(), backend="eager")))
     last = [
-        "float8_tensorwise_as_compiled",
         "float8_rowwise_with_gw_hp",
+        "float8_tensorwise_as_compiled",
         "float8_rowwise_with_gw_hp_as_compiled",
     ]
     assert list(found) == ["as_is", "float8_tensorwise", "bf16_compiled", "bf16", "bf16_again", *last]
