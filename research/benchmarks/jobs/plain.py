@@ -108,7 +108,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model
 
 
-def by_block(model: nn.Module, lists: Collection[str], **settings: str) -> nn.Module:
+def by_block(model: nn.Module, lists: Collection[str], **settings: str | bool) -> nn.Module:
     """Compile every block of these lists (``*``: all) in place, without a KV cache as printed lines do."""
     model = without_cache(uncompiled(model))
     if "*" in lists:
