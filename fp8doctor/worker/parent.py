@@ -135,8 +135,8 @@ class _Attempts:
         doing, arm, is_timing, is_done = "starting", None, False, False
         last = self.request["ends"] or math.inf
         ends = min(time.monotonic() + self.load_timeout, last)
-        with _Child(self.request, self.printed) as child:
-            for message in child.messages():
+        with _child(self.request, self.printed) as (process, messages):
+            for message in messages:
                 if isinstance(message, float):
                     if message <= ends:
                         continue
@@ -170,7 +170,7 @@ class _Attempts:
                     is_done, ends = True, time.monotonic() + GRACE_S
             if is_done:
                 return Examination(self.facts, None)
-            end = child.end()
+            end = _end(process.wait())
         return self.failed(arm, f"the process {end}", f"the worker {end} while {doing}", ends)
 
     def failed(self, arm: str | None, reason: str, problem: str, ends: float) -> Examination | None:
@@ -211,76 +211,70 @@ class _Attempts:
         return Examination(replace(self.facts, trial=trial, gaps=gaps), sentence)
 
 
-class _Child:
-    """The child process: its messages, and its certain end."""
-
-    def __init__(self, request: dict[str, Any], printed: Printed | None) -> None:
-        output = 2
+@contextlib.contextmanager
+def _child(
+    request: dict[str, Any], printed: Printed | None
+) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[Message | Facts | float | None]]]:
+    """Yield a child process and its messages; in the end it is dead, with all that it started."""
+    output = 2
+    try:
+        os.write(2, b"")
+    except OSError:  # closed or full
+        output = subprocess.DEVNULL
+    listen, write = pipe()
+    try:
+        asked = json.dumps({**request, "channel": write, "parent": os.getpid()})
         try:
-            os.write(2, b"")
-        except OSError:  # closed or full
-            output = subprocess.DEVNULL
-        self._printed = printed
-        self._read_end, write_end = pipe()
-        request = {**request, "channel": write_end, "parent": os.getpid()}
-        package = str(Path(fp8doctor.__file__).resolve())
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, package, json.dumps(request)],
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, str(Path(fp8doctor.__file__).resolve()), asked],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output if printed is None else printed.file.fileno(),
-                pass_fds=(write_end,),
+                pass_fds=(write,),
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(self._read_end)
-            raise
         finally:
-            os.close(write_end)
+            os.close(write)
+        try:
+            yield process, _messages(process, listen, printed)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            remove_folders_of(process.pid)
+    finally:
+        os.close(listen)
 
-    def __enter__(self) -> _Child:
-        return self
 
-    def __exit__(self, *raised: object) -> None:
-        """Kill what is left of the process group, reap the child, remove its folders."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        remove_folders_of(self._process.pid)
-        os.close(self._read_end)
+def _messages(
+    process: subprocess.Popen[bytes], listen: int, printed: Printed | None
+) -> Iterator[Message | Facts | float | None]:
+    """Yield messages, the facts of those that have some, the clock, and None for anything else."""
 
-    def messages(self) -> Iterator[Message | Facts | float | None]:
-        """Yield messages, the facts of those that have some, the clock, and None for anything else."""
-        messages = decoder(Message)
-        for line in lines_of(self._read_end, self._ended, TICK_S):
-            if isinstance(line, float):
-                yield line
-                continue
-            try:
-                message = messages.decode(line)
-                yield message if message.facts is None else Facts.from_dict(message.facts)
-            except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
-                yield None
+    def ended() -> bool:
+        if printed is not None:
+            printed.limit()
+        with signals_deferred():  # else poll() may leave its lock locked, and wait() waits for ever (3.11)
+            return process.poll() is not None
 
-    def _ended(self) -> bool:
-        """Return whether the child has ended.
+    messages = decoder(Message)
+    for line in lines_of(listen, ended, TICK_S):
+        if isinstance(line, float):
+            yield line
+            continue
+        try:
+            message = messages.decode(line)
+            yield message if message.facts is None else Facts.from_dict(message.facts)
+        except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+            yield None
 
-        An interrupted ``Popen.poll`` may leave its lock locked, and ``wait`` then waits forever (CPython
-        3.11).
-        """
-        if self._printed is not None:
-            self._printed.limit()
-        with signals_deferred():
-            return self._process.poll() is not None
 
-    def end(self) -> str:
-        """Word the process's end."""
-        code = self._process.wait()
-        if code >= 0:
-            return f"ended with exit code {code}"
-        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-        return f"was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
+def _end(code: int) -> str:
+    """Word a process's end."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+    return f"was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
 
 
 MOST = 1 << 20

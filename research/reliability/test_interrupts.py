@@ -130,7 +130,7 @@ def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
     (tmp_path / "waits").chmod(0o755)
     program = """
         import os, signal, sys
-        from fp8doctor.worker.parent import _Child
+        from fp8doctor.worker.parent import _child
         sys.executable = "./waits"
 
         def interrupted_at(event):
@@ -143,8 +143,7 @@ def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
                     os.kill(os.getpid(), signal.SIGINT)
             signal.alarm(60)
             try:
-                with _Child({}, None) as child:
-                    looks = child.messages()
+                with _child({}, None) as (_, looks):
                     next(looks)
                     sys.setprofile(count)
                     try:
