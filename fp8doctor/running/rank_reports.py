@@ -63,7 +63,7 @@ def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
     return RankPlace(rank, world, of_host, Path(tempfile.gettempdir(), name))
 
 
-def rank_of(number: int, state: ScriptState) -> Rank:
+def _rank_of(number: int, state: ScriptState) -> Rank:
     """Build the record of a rank from its script's state, without single kernels and modules."""
     observed = state.facts.get("observed", NOT_RECORDED) if state.facts is not None else NOT_RECORDED
     if observed is not NOT_RECORDED and recorded(observed, "breakdown"):
@@ -96,7 +96,7 @@ class RankReports:
     def changed(self, state: ScriptState) -> None:
         """Write the new state, if rank 0's folder is there."""
         rank, folder = self.place.rank, self.place.folder
-        message = RankMessage(rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
+        message = RankMessage(_rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
         self._messages[rank] = message
         if rank and self._is_safe():
             with contextlib.suppress(OSError):

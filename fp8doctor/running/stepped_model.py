@@ -6,6 +6,7 @@ step.
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ def _role(kind: type) -> int | None:
         return 0
     if all(read_class(kind, name) is not None for name in ("step", "zero_grad")):
         return 1
-    return 2 if is_trainer(kind) else None
+    look = "transformers" in sys.modules and kind.__name__.endswith("Trainer")
+    return 2 if look and is_trainer(kind) else None
 
 
 def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:

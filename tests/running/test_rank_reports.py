@@ -11,12 +11,7 @@ import pytest
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Observation
 from fp8doctor.running import rank_reports
-from fp8doctor.running.rank_reports import (
-    RankPlace,
-    RankReports,
-    rank_of,
-    rank_place,
-)
+from fp8doctor.running.rank_reports import RankPlace, RankReports, rank_place
 from fp8doctor.running.script_messages import ScriptState
 
 TORCHRUN = {
@@ -77,13 +72,6 @@ def ended(ms: float = 3.0) -> ScriptState:
     return ScriptState(watched(ms), complete=True, ended=True)
 
 
-def test_the_record_of_a_rank() -> None:
-    seen = ScriptState(watched(5.0), complete=True, ended=True, steps=9)
-    rank = rank_of(3, seen)
-    assert (rank.rank, rank.end, rank.error) == (3, "ended", None)
-    assert rank.observed.steps_ms == (5.0, 5.0, 5.0)
-
-
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RankPlace]:
     """Three ranks of one host, and a rank 0 that does not wait."""
@@ -109,6 +97,8 @@ def test_rank_0_may_end_first(places: list[RankPlace], monkeypatch: pytest.Monke
     for each in others:
         each.join(60.0)
     assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
+    assert own.ranks is not None
+    assert [each.observed.steps_ms for each in own.ranks.processes] == [(3.0, 3.0, 3.0)] * 3
 
 
 def test_nobody_is_waited_for_for_ever(places: list[RankPlace]) -> None:
