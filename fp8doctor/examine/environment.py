@@ -1,22 +1,26 @@
 """Describe the environment: variables that are set, versions that are installed.
 
 Only listed variables are read, none that may hold a secret or a path; of a path in a value only the last part
-is kept. Packages are looked up by metadata, because importing Unsloth or Transformer Engine changes a process
-(see `fp8doctor.examine.fp8_support`).
+is kept. Packages are looked up by metadata, because importing Unsloth or Transformer Engine changes a
+process. Another process tries if Accelerate's backend imports.
 """
 
+import functools
+import importlib.util
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from email.parser import HeaderParser
-from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import ModuleSpec
+from typing import Any
 
-from fp8doctor.examine.fp8_support import spec_of, try_backends
 from fp8doctor.examine.nvml_gpus import installed_torch
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
@@ -95,6 +99,29 @@ PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engi
 TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 
+BACKENDS = {"AO": "torchao.float8", "TE": "transformer_engine.pytorch", "MSAMP": "msamp"}
+"""Backend -> module that Accelerate imports, in its order of preference. Source: ``Accelerator.__init__`` and
+``utils/``, accelerate 1.4 to 1.15."""
+
+TIME_LIMIT_S = 120.0
+"""Seconds. Importing torch and a backend takes 5 s, or a minute from a cold network disk."""
+
+SAID = "fp8doctor: "
+"""Prefix of the answer, because libraries print other lines."""
+
+TRY = f"""
+import importlib, json, sys
+sys.path[:] = json.loads(sys.argv[2])
+try:
+    import torch
+    importlib.import_module(sys.argv[1])
+    said = None
+except BaseException as error:
+    said = type(error).__name__ + ": " + " ".join(str(error).split())
+print("\\n{SAID}" + json.dumps(said))
+"""
+
+
 def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
     """Describe software and environment; ``gaps`` has what cannot be read."""
     variables = allowed(os.environ.items())
@@ -168,7 +195,7 @@ def version_of(distributions: Iterable[str]) -> str | None:
     return None
 
 
-@lru_cache
+@functools.cache
 def _version_in(text: str) -> str | None:
     """Parse a text once: the eight of a process took half an examination's time."""
     return HeaderParser().parsestr(text)["Version"]
@@ -182,6 +209,74 @@ def debug_switches() -> dict[str, bool]:
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "fill_uninitialized_memory": torch.utils.deterministic.fill_uninitialized_memory,
     }
+
+
+def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, str | None]:
+    """Map each backend to its import error, or None; ``gaps`` has unfinished tries."""
+    backend = backend_to_come(variables)
+    if backend is None:
+        return {}
+    module = BACKENDS[backend]
+    try:
+        return {backend: None if module in sys.modules else try_import(module, tuple(sys.path))}
+    except (OSError, subprocess.SubprocessError) as error:
+        late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"it took more than {TIME_LIMIT_S:g} s" if late else str(error)
+        gaps["environment.backend_imports"] = scrub(f"trying to import {module} did not end: {why}")
+    unknown: dict[str, str | None] = NOT_RECORDED
+    return unknown
+
+
+def backend_to_come(variables: dict[str, str]) -> str | None:
+    """Return the backend that Accelerate will use, named or the first installed.
+
+    ``prepare`` takes a named one even without FP8 (accelerate 1.9 to 1.15).
+    """
+    if not _is_installed("accelerate"):
+        return None
+    named = variables.get("ACCELERATE_FP8_BACKEND", "NO")
+    if named in BACKENDS:
+        return named
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    shared: dict[str, Any] = getattr(state, "_shared_state", {})
+    precision = shared.get("_mixed_precision", variables.get("ACCELERATE_MIXED_PRECISION"))
+    if named != "NO" or str(precision) != "fp8":
+        return None
+    installed = (each for each, module in BACKENDS.items() if _is_installed(module.partition(".")[0]))
+    return next(installed, None)
+
+
+def _is_installed(package: str) -> bool:
+    return package in sys.modules or spec_of(package) is not None
+
+
+def spec_of(package: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+
+
+@functools.cache
+def try_import(module: str, path: tuple[str, ...]) -> str | None:
+    """Return the error of an import in a new process, in a line, or None."""
+    if not _is_installed(module.partition(".")[0]):
+        return f"ModuleNotFoundError: No module named {module.partition('.')[0]!r}"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", TRY, module, json.dumps(path)],
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=TIME_LIMIT_S,
+    )
+    answers = [line.removeprefix(SAID) for line in done.stdout.splitlines() if line.startswith(SAID)]
+    if not answers:
+        return f"the process that imported it ended with code {done.returncode}"
+    said = json.loads(answers[-1])
+    return None if said is None else scrub(said)
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.examine.fp8_conversion import ConversionWatch
-from fp8doctor.examine.torch_state import compiled_nothing
-from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
+from fp8doctor.examine.training_state import compiled_nothing, examine_accelerate, trainer_arguments
 from fp8doctor.facts import NOT_RECORDED, Facts, Target, Training, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import job_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.examine import fp8_support
-from fp8doctor.examine.fp8_support import try_backends
+from fp8doctor.examine import environment
+from fp8doctor.examine.environment import try_backends
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 Install = Callable[[str], None]
@@ -65,7 +65,7 @@ def test_the_real_reason_comes_out(install: Install, code: str, error: str | Non
 
 def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("import time; time.sleep(60)")
-    monkeypatch.setattr(fp8_support, "TIME_LIMIT_S", 0.5)
+    monkeypatch.setattr(environment, "TIME_LIMIT_S", 0.5)
     gaps: dict[str, str] = {}
     assert try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps) is NOT_RECORDED
     assert "0.5 s" in gaps["environment.backend_imports"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from fp8doctor.examine.torch_state import examine_dynamo
+from fp8doctor.examine.training_state import examine_dynamo
 from fp8doctor.facts import Dynamo
 from tests.examine.models import Stacked, training
 
