@@ -1,13 +1,11 @@
 """From options to an exit code: examine or replay, deliver, check the gates."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -42,10 +40,7 @@ from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import to_ascii
 from fp8doctor.render.text import as_text
 from fp8doctor.wording import plural
-from fp8doctor.worker.parent import Printed
-
-if TYPE_CHECKING:
-    from fp8doctor.worker.parent import Examination
+from fp8doctor.worker.parent import Examination, Printed
 
 ON_STDOUT = "github"
 """The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
@@ -97,11 +92,25 @@ class Output(NamedTuple):
         text = written(self.format, **form)
         show(text.encode() if self.format in BYTES else text)
 
+    def deliver(self, made: Callable[[str], Page | str]) -> None:
+        """Write what is made for a format, a page or its JSON, to the files; print it without any."""
+
+        def written(format: str, **terminal: Any) -> str:
+            return laid_out(made(format), format, **terminal)
+
+        self.write(written)
+        if self.files:
+            complain(self.told())
+        else:
+            self.show(written)
+
     def told(self) -> str:
         return f"wrote {', '.join(str(path) for path, _ in self.files)}"
 
 
-def output(options: dict[str, Any], *sources: Path | None, formats: Sequence[str] = FORMATS) -> Output:
+def checked_output(
+    options: dict[str, Any], *sources: Path | None, formats: Sequence[str] = FORMATS
+) -> Output:
     """Check where a result of ``sources`` goes, before any work. Raises `UserError` or a usage error.
 
     A file has the wanted format, else that of its suffix.
@@ -176,7 +185,7 @@ def checked_options(options: dict[str, Any], source: Path | None = None, code: P
     """
     if options["verbose"] and options["quiet"]:
         raise click.UsageError("-v and -q contradict each other.")
-    out = output(options, source, options.get("baseline"))
+    out = checked_output(options, source, options.get("baseline"))
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return Wanted(

@@ -1,14 +1,13 @@
 """Commands that show what was saved: a report, or a page of another kind."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fp8doctor.answer.layer_rows import as_json, layer_reports, named
-from fp8doctor.cli.console import FAILED, OK, complain
-from fp8doctor.cli.delivery import examine_and_deliver, laid_out, output, replay_and_deliver
+from fp8doctor.cli.console import FAILED, OK
+from fp8doctor.cli.delivery import checked_output, examine_and_deliver, replay_and_deliver
 from fp8doctor.cli.gate import Gate, exit_code, is_same_job
 from fp8doctor.cli.options import (
     READ,
@@ -28,7 +27,6 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.users_trace import traced_step
 from fp8doctor.render import trace_page, why_page
-from fp8doctor.render.page import Page
 from fp8doctor.report import compare as compared
 from fp8doctor.report import load_health
 
@@ -37,26 +35,6 @@ DEMO = Path(__file__).parents[1] / "demo.json.gz"
 PAGE_FORMATS = ("text", "json", "markdown", "html")
 
 page_options = delivery_options(PAGE_FORMATS, "stdout")
-
-Deliver = Callable[[Callable[[], str], Callable[[str], Page]], None]
-"""Takes what writes the JSON, and what makes the page of another format."""
-
-
-def delivery_of(options: dict[str, Any], *sources: Path) -> Deliver:
-    """Check the options, before any work. Raises `UserError` or a usage error."""
-    out = output(options, *sources, formats=PAGE_FORMATS)
-
-    def deliver(json: Callable[[], str], page: Callable[[str], Page]) -> None:
-        def written(format: str, **terminal: Any) -> str:
-            return laid_out(json() if format == "json" else page(format), format, **terminal)
-
-        out.write(written)
-        if out.files:
-            complain(out.told())
-        else:
-            out.show(written)
-
-    return deliver
 
 
 @click.command(cls=ProjectCommand, params=[*output_options])
@@ -96,9 +74,9 @@ def demo(**options: Any) -> int:
 @click.argument("second", type=READ)
 def compare(first: Path, second: Path, **options: Any) -> int:
     """Compare two files from --save: time, tokens/s, memory, and why they differ."""
-    deliver, gate = delivery_of(options, first, second), Gate.of(options)
+    out, gate = checked_output(options, first, second, formats=PAGE_FORMATS), Gate.of(options)
     shown = compared(first, second)
-    deliver(shown.to_json, lambda format: shown.page())
+    out.deliver(lambda format: shown.to_json() if format == "json" else shown.page())
     one, other = shown.reports
     if gate != Gate() and not is_same_job(one.facts, other.facts, first.name):
         return FAILED
@@ -113,14 +91,15 @@ def trace(file: Path, verbose: bool, **options: Any) -> int:
     FILE is what export_chrome_trace or tensorboard_trace_handler wrote, .json or .json.gz. No GPU and no
     torch are needed.
     """
-    deliver = delivery_of(options, file)
+    out = checked_output(options, file, formats=PAGE_FORMATS)
     try:
         document = conclude(traced_step(file))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     except UnreadableDocument as error:
         raise UserError(f"cannot read {file} as a trace of a GPU: {error}") from None
-    deliver(document.to_json, lambda format: trace_page.page(document, verbose=verbose))
+    page = trace_page.page(document, verbose=verbose)
+    out.deliver(lambda format: document.to_json() if format == "json" else page)
     return OK
 
 
@@ -131,9 +110,13 @@ def health(file: Path, verbose: bool, **options: Any) -> int:
 
     FILE is a file from 'fp8doctor run --health'. No GPU and no torch are needed.
     """
-    deliver = delivery_of(options, file)
+    out = checked_output(options, file, formats=PAGE_FORMATS)
     shown = load_health(file)
-    deliver(shown.to_json, lambda format: shown.page(verbose=verbose or format == "html"))
+    out.deliver(
+        lambda format: (
+            shown.to_json() if format == "json" else shown.page(verbose=verbose or format == "html")
+        )
+    )
     return OK
 
 
@@ -146,10 +129,11 @@ def why(layer: str, saved: Path, **options: Any) -> int:
     LAYER is its name in the report, a part of it (mlp.down, 0.attn.q) or a pattern ("*.mlp.*"). Several
     layers give a table, or a list with --format json.
     """
-    deliver = delivery_of(options, saved)
+    out = checked_output(options, saved, formats=PAGE_FORMATS)
     if not layer.strip("."):
         raise UserError("no layer was named")
     document = replay(saved)
     found = layer_reports(named(layer, document.facts), document)
-    deliver(lambda: as_json(found), lambda format: why_page.page(found, layer, document.facts))
+    page = why_page.page(found, layer, document.facts)
+    out.deliver(lambda format: as_json(found) if format == "json" else page)
     return OK

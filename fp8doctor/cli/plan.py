@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_printed
-from fp8doctor.cli.delivery import examined
+from fp8doctor.cli.delivery import checked_output, examined
 from fp8doctor.cli.options import choice, count, load_timeout, number, option
-from fp8doctor.cli.pages import delivery_of, page_options
+from fp8doctor.cli.pages import PAGE_FORMATS, page_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.gpus import gpu_specs
 from fp8doctor.planning.job_options import saved_facts
@@ -107,7 +107,7 @@ def plan(
     model file, or a saved report, whose times are scaled. It needs no GPU and downloads nothing.
     """
     source = Path(config)
-    deliver = delivery_of({"format": format, "output": output}, source)
+    out = checked_output({"format": format, "output": output}, source, formats=PAGE_FORMATS)
     gpu_specs(gpus)  # refuses unknown ones before a worker builds the model
     if lora is not None:
         options |= {"lora": lora[0], "lora_modules": lora[1]}
@@ -123,5 +123,7 @@ def plan(
             return FAILED
         facts = found.facts
     document = plan_document(facts, gpus, given)
-    deliver(document.to_json, lambda format: page(document, framework=framework))
+    out.deliver(
+        lambda format: document.to_json() if format == "json" else page(document, framework=framework)
+    )
     return OK

@@ -36,10 +36,10 @@ class Project(NamedTuple):
 
 
 class ProjectCommand(click.Command):
-    """A command whose defaults a project may set; codes that it or the command line ignores are ignored."""
+    """A command whose defaults a project may set; codes that it or the command line ignores are ignored.
 
-    of_the_gate = True
-    """True if the project's ``fail-on`` and gates apply."""
+    A project's gates do not apply to a script, whose exit code is its own.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
@@ -52,7 +52,7 @@ class ProjectCommand(click.Command):
             name = str(each.name)
             key = name.replace("_", "-")
             is_default = ctx.get_parameter_source(name) is ParameterSource.DEFAULT
-            if is_default and name in project.options and (self.of_the_gate or key not in GATE):
+            if is_default and name in project.options and not (key in GATE and "script" in ctx.params):
                 try:
                     ctx.params[name] = each.process_value(ctx, project.options[name])
                 except click.BadParameter as error:
@@ -61,12 +61,6 @@ class ProjectCommand(click.Command):
             ctx.params["ignore"] = (*ctx.params["ignore"], *project.ignored)
             ctx.params["reasons"] = project.ignored
         return rest
-
-
-class Ungated(ProjectCommand):
-    """A command whose exit code a project does not decide."""
-
-    of_the_gate = False
 
 
 def project_near(file: str, say: Callable[[str], None] = complain) -> Project:

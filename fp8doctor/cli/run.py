@@ -12,7 +12,7 @@ from fp8doctor.answer.commands import launcher
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
 from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, keep_apart
 from fp8doctor.cli.options import FILE, count, gate_options, number, option, report_options
-from fp8doctor.cli.project import Ungated
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError, has_torch, torch_line
@@ -50,7 +50,7 @@ def with_m(ctx: click.Context, parameter: click.Parameter, script: tuple[str, ..
 
 
 @click.command(
-    cls=Ungated,
+    cls=ProjectCommand,
     context_settings={"allow_interspersed_args": False},  # from the script on, all is the script's
     epilog="Exit code: the script's own. With --fail-on or another gate it is 1 when the script succeeded "
     "and the gate is missed. It is 2 when nothing could be examined.",
@@ -118,18 +118,21 @@ def run(*, script: tuple[str, ...], module: bool, **options: Any) -> int:
     )
     started = digest(watched.file.read_bytes()) if watched.file and watched.file.is_file() else None
 
-    def diagnosed(facts: Facts) -> Document:
+    def diagnosed(seen: ScriptState, facts: Facts) -> Document:
+        changed: dict[str, Any] = {"assumed_gpu": wanted.assume_gpu}
+        if place is not None:
+            facts = of_many(facts, place.world_size, seen.ranks)
         if started and recorded(facts, "target"):
-            target = msgspec.structs.replace(facts.target, digest=started)
-            facts = msgspec.structs.replace(facts, target=target)
-        return diagnose(msgspec.structs.replace(facts, assumed_gpu=wanted.assume_gpu), **wanted.checks)
+            changed["target"] = msgspec.structs.replace(facts.target, digest=started)
+        if failed_early(seen):
+            changed["script_error"] = scrub(seen.error or "")
+        return diagnose(msgspec.structs.replace(facts, **changed), **wanted.checks)
 
     def early(seen: ScriptState, after_steps: int) -> None:
         if not reports or seen.facts is None:
             return
-        alone = None if place is None else IN_PLACE.format(place.world_size)
         try:
-            deliver_early(diagnosed(untimed(seen.facts, alone)), wanted, after_steps)
+            deliver_early(diagnosed(seen, seen.facts), wanted, after_steps)
         except UserError as error:
             complain(f"{error}; fp8doctor tries again when the script ends")
         except Exception:  # the report at the end says it
@@ -149,10 +152,7 @@ def run(*, script: tuple[str, ...], module: bool, **options: Any) -> int:
         timed = recorded(seen.facts, "trial") or seen.facts.get("observed.clock") != "cuda"
         if wanted.again and copies and not (stop or wanted.quiet or timed) and seen.ranks is None:
             complain(f"{UNTIMED}: {launcher(seen.facts)}{' '.join(wanted.again).strip()}")
-        facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
-        if failed_early(seen):
-            facts = msgspec.structs.replace(facts, script_error=scrub(seen.error or ""))
-        told = diagnosed(facts)
+        told = diagnosed(seen, seen.facts)
         deliver(told, wanted)
         return wanted.gate.judged(told)
 
@@ -174,15 +174,14 @@ def checked_health(options: dict[str, Any], script: Path | None) -> str | None:
     return str(health.absolute())
 
 
-def of_many(facts: Facts, ranks: Ranks) -> Facts:
+def of_many(facts: Facts, processes: int, ranks: Ranks | None) -> Facts:
     """Add the other processes to the facts of rank 0, and why no copy of it was timed."""
-    why = None if recorded(facts, "trial") else IN_PLACE.format(ranks.world_size)
-    return msgspec.structs.replace(untimed(facts, why), ranks=ranks)
-
-
-def untimed(facts: Facts, why: str | None) -> Facts:
-    """Add why no copy is timed, if there is a reason."""
-    return msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), "trial": why}) if why else facts
+    if ranks is not None:
+        facts = msgspec.structs.replace(facts, ranks=ranks)
+    if recorded(facts, "trial"):
+        return facts
+    gaps = {**facts.get("gaps", {}), "trial": IN_PLACE.format(processes)}
+    return msgspec.structs.replace(facts, gaps=gaps)
 
 
 def failed_early(seen: ScriptState) -> bool:

@@ -15,22 +15,7 @@ NARROWEST = 40
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories that a terminal obeys (control, direction, line breaks) or cannot show."""
 
-ASCII = str.maketrans(
-    {
-        "·": "|",
-        "−": "-",
-        "–": "-",
-        "—": "-",
-        "‘": "'",
-        "’": "'",
-        "“": '"',
-        "”": '"',
-        "×": "x",
-        "≥": ">",
-        "≤": "<",
-        "²": "2",
-    }
-)
+ASCII = str.maketrans("·−–—‘’“”×≥≤²", "|---''\"\"x><2")
 """Plain stand-ins, one character for one, so that no line grows."""
 
 

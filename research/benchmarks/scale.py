@@ -188,7 +188,7 @@ def ranks(count: int, meter: Meter) -> None:
     assert own.ranks is not None
     assert [each.end for each in own.ranks.processes] == ["ended"] * count, own.notes
     with meter("diagnose"):
-        document = diagnose(of_many(facts, own.ranks))
+        document = diagnose(of_many(facts, count, own.ranks))
     rendered(meter, Report.of(document))
 
 

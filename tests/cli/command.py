@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from fp8doctor import cli
 from fp8doctor.facts import Arm, Facts, Trial
 from fp8doctor.stages import Doing
-from fp8doctor.worker.parent import Printed
+from fp8doctor.worker.parent import Examination, Printed
 from tests.facts_of import DECODER_468M
 from tests.waiting import LONGEST_S
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Worker:
     """Stands in for `fp8doctor.worker.parent`: remembers what it was asked, answers with ready facts."""
 
-    Printed = Printed
+    Examination, Printed = Examination, Printed
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
