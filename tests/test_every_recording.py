@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import all_changes, changes_in_bf16, timed_on_gpu, uses_fp8
+from fp8doctor.analysis.arms import all_changes, changes_in_bf16, uses_fp8
 from fp8doctor.analysis.compile_coverage import own_compile
 from fp8doctor.analysis.layer_gain import gains, losing
 from fp8doctor.analysis.layers import to_convert
@@ -148,7 +148,7 @@ def test_a_recording(path: Path) -> None:
 
 def timed(view: TrialView) -> bool:
     """Return whether a trial timed the step as it is and a BF16 on a GPU."""
-    return timed_on_gpu(view.facts) and view.as_is is not None and view.bf16 is not None
+    return view.on_gpu and view.as_is is not None and view.bf16 is not None
 
 
 def a_plan_arrives_where_it_says(found: Replay, end: Variant) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
+from fp8doctor.analysis.arms import lacked_time
 from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.memory import fit, memory_row, samples
@@ -19,6 +19,7 @@ from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.step_difference import REST
 from fp8doctor.analysis.treatment_table import LARGER_BATCH, STAY_IN_BF16
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import watched_run
 from fp8doctor.answer.answer import UNCOMPILED
 from fp8doctor.answer.commands import MOST_S
@@ -129,7 +130,7 @@ def what_decides_and_had_no_time_is_open(path: Path) -> None:
     Unless FP8 would gain too little if its casts were free. As recorded, and one variant planted in turn.
     """
     facts = replayed(path).report.facts
-    if not timed_on_gpu(facts):
+    if not TrialView(facts).on_gpu:
         return
     planned = [each.name for each in facts.trial.arms]
     conversions = filter(is_conversion, planned)

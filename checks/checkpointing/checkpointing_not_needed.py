@@ -36,7 +36,7 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
         return None
     if not kit.own_step.ran_on_a_gpu(facts):
         return fits_without(facts)
-    alone, plan = (kit.arms.arm_if_any(facts, name) for name in (OFF, kit.ArmName.PRESCRIBED))
+    alone, plan = (kit.arms.arm(facts, name) for name in (OFF, kit.ArmName.PRESCRIBED))
     without = alone or (plan if plan and OFF in plan.get("treatments", ()) else None)
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
     if not without or without.peak_gib is None or free is None:

@@ -45,7 +45,7 @@ def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     training = facts.training
     failed = kit.recorded(facts, "trial") and kit.no_number.why_of(facts.trial)
     raised = failed == kit.arm_names.Reason.RECOMPUTE_DIFFERS
-    missing = kit.expected_fp8_gemms.ran_in_bf16_later(facts, [linear for linear, _ in inside])
+    missing = kit.own_step.ran_in_bf16_later(facts, [linear for linear, _ in inside])
     affected = inside if missing or raised else [each for each in inside if not each[1].opens_fp8_autocast]
     in_fp8 = missing is False or (training.gradients_seen and all(each.engaged for each, _ in affected))
     if not affected or (in_fp8 and not raised and not missing):
@@ -61,7 +61,7 @@ def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     around_it = region.active is True and (in_forward or region.get("fp8_autocast_around") is True)
     by_count, counted = "", dict[str, int | None]()
     if missing:
-        gemms = kit.expected_fp8_gemms
+        gemms = kit.own_step
         ran, due = gemms.counted_gemms(facts), sum(gemms.due_gemms(facts, gemms.all_fp8(facts)))
         counted = {"fp8_gemms": ran, "fp8_gemms_due": due}
         by_count = f"One step ran {ran} of {due} FP8 matmuls: everything after the forward ran in BF16."

@@ -39,7 +39,7 @@ FULLGRAPH = kit.Treatment(
 def graph_breaks(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if not facts.training.compile_marks:
         return kit.NotApplicable(reason="nothing asks for torch.compile")
-    as_is = kit.arms.arm_if_any(facts, kit.ArmName.AS_IS)
+    as_is = kit.arms.arm(facts, kit.ArmName.AS_IS)
     if as_is is None:
         if known := of_transformer_engine(facts):
             return known

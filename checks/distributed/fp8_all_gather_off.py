@@ -72,7 +72,7 @@ def gathered_in_bf16(
     linears: list[kit.Linear], shards: int, fix: kit.Treatment, facts: kit.Facts
 ) -> kit.Finding:
     gib = sum(linear.parameters for linear in linears) * 2 / 2**30
-    kept = sum(each.parameters for each in linears if kit.fp8_weights.compiler_keeps(each)) / 2**30
+    kept = sum(each.parameters for each in linears if kit.memory.compiler_keeps(each)) / 2**30
     price = f" Compiled blocks then keep up to {kept:.2g} GiB of it until the backward." if kept else ""
     return kit.Finding(
         severity=None if shards > 1 and fix is not QUANTIZED else "info",

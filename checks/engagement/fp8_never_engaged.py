@@ -21,7 +21,7 @@ from fp8doctor import kit
 
 MISSING = 0.25
 """Share of the expected FP8 matmuls that did not run. A choice: six times the 4% by which the count differs
-in a sound step (`fp8doctor.analysis.expected_fp8_gemms`)."""
+in a sound step (`fp8doctor.analysis.own_step`)."""
 
 CALL_LAYERS = kit.Treatment(
     name="call-converted-layers",
@@ -32,9 +32,9 @@ CALL_LAYERS = kit.Treatment(
 
 @kit.check("MOD002", "fp8-never-engaged", severity="error", **kit.WRONG_FP8_STEP)
 def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, counted = facts.network.fp8, kit.expected_fp8_gemms.counted_gemms(facts)
+    fp8, counted = facts.network.fp8, kit.own_step.counted_gemms(facts)
     idle = [each for each in fp8 if each.engaged is False]
-    layers, on_purpose = kit.plural(len(fp8), "FP8 layer"), kit.expected_fp8_gemms.kept_in_bf16(fp8)
+    layers, on_purpose = kit.plural(len(fp8), "FP8 layer"), kit.own_step.kept_in_bf16(fp8)
     fix: kit.Treatment | None = kit.describe(kit.treatment_table.TE_AUTOCAST, facts)
     severity: kit.Severity | None = None
     if idle and not on_purpose:
@@ -83,8 +83,8 @@ def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
 def expected(facts: kit.Facts) -> int:
     """Count the FP8 matmuls due in a step; 0 if something is, or may be, recomputed, which CKP002 judges."""
     recomputes = any(each.active is not False for each in facts.training.checkpointing)
-    sure = kit.expected_fp8_gemms.all_fp8(facts) and not recomputes and kit.layer_gain.is_given(facts)
-    return sum(kit.expected_fp8_gemms.due_gemms(facts, facts.network.fp8)) if sure else 0
+    sure = kit.own_step.all_fp8(facts) and not recomputes and kit.layer_gain.is_given(facts)
+    return sum(kit.own_step.due_gemms(facts, facts.network.fp8)) if sure else 0
 
 
 @kit.check(

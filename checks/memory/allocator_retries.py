@@ -31,7 +31,7 @@ EXPANDABLE = kit.Treatment(
 
 @kit.check("MEM002", "allocator-retries", severity="warning")
 def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    now, memory_gib = kit.arms.arm_if_any(facts, kit.ArmName.AS_IS), kit.memory.gpu_gib(facts)
+    now, memory_gib = kit.arms.arm(facts, kit.ArmName.AS_IS), kit.memory.gpu_gib(facts)
     peak_gib = now.get("peak_gib") if now else None
     own = facts.training.alloc_retries
     if own is None:

@@ -50,12 +50,13 @@ ADAMW_8BIT = kit.Treatment(
     needs_fp8=True,
 )
 def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    now, fp8 = kit.arms.arm(facts.trial, kit.ArmName.AS_IS), facts.network.fp8
+    now = kit.arms.arm(facts, kit.ArmName.AS_IS) if facts.trial else None
+    fp8 = facts.network.fp8
     if now is None or now.peak_gib is None:
         return kit.NotApplicable(reason="the trial did not measure the peak of your step")
     compiled = all(linear.compiled is not None for linear in fp8) and now.graphs_run != 0
     forms = (kit.ArmName.BF16_AS_COMPILED, kit.ArmName.BF16_COMPILED) if compiled else (kit.ArmName.BF16,)
-    bf16 = next((found for form in forms if (found := kit.arms.arm(facts.trial, form))), None)
+    bf16 = next((found for form in forms if (found := kit.arms.arm(facts, form))), None)
     partly = not compiled and any(linear.compiled is not None for linear in fp8)
     alike = "both under torch.compile" if compiled else "BF16 not compiled" if partly else "both not compiled"
     if bf16 is None or not bf16.peak_gib:
@@ -64,7 +65,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
         return None
     eager = [linear for linear in fp8 if linear.compiled is None and kit.needs_compile(linear)]
-    copies = [linear for linear in fp8 if kit.fp8_weights.keeps_copies(linear)]
+    copies = [linear for linear in fp8 if kit.memory.keeps_copies(linear)]
     change, faster = treatment(facts, eager, copies, now), kit.if_recorded(kit.trial_view.is_faster, facts)
     parts = {}
     if (one := now.get("memory")) and (other := bf16.get("memory")):
@@ -75,7 +76,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         why += f" {kit.plural(frozen, 'frozen torchao layer')} keep inputs for gradients that nobody needs."
     if copies:
         layers = kit.plural(len(copies), f"{kit.stack_of(copies[0]).in_words} layer")
-        why += f" {layers} hold FP8 weights too: up to {kit.fp8_weights.copies_gib(facts, copies):.1f} GiB."
+        why += f" {layers} hold FP8 weights too: up to {kit.memory.copies_gib(facts, copies):.1f} GiB."
     return kit.Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
         title=f"FP8 takes {round(now.peak_gib, 1) - round(bf16.peak_gib, 1):.1f} GiB more than BF16, {alike}",
@@ -96,14 +97,14 @@ def treatment(
     if not copies or kit.if_recorded(kit.fp8_request.may_have_converted, facts):
         return None
     if not any(linear.requires_grad for linear in copies):
-        return kit.fp8_weights.frozen_fp8_weights(copies)
-    master = kit.fp8_weights.holds_master_weights(now, facts)
-    return kit.fp8_weights.trained_fp8_weights(copies, facts) if master else None
+        return kit.memory.frozen_fp8_weights(copies)
+    master = kit.memory.holds_master_weights(now, facts)
+    return kit.memory.trained_fp8_weights(copies, facts) if master else None
 
 
 @kit.check("MEM001", "memory-ledger", severity="info", was="MEM005", needs_fp8=True)
 def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    now, fp8 = kit.arms.arm_if_any(facts, kit.ArmName.AS_IS), facts.network.fp8
+    now, fp8 = kit.arms.arm(facts, kit.ArmName.AS_IS), facts.network.fp8
     if now is not None and now.get("peak_gib") is not None:
         return kit.NotApplicable(reason="the trial measured the step's memory")
     optimizer = (facts.get("training.optimizer") or "").rpartition(".")[2]
@@ -113,7 +114,7 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if max(memory.in_both, memory.fp8_copies) < LEDGER_GIB:
         return None
     what, copies = "copies next to the weights", ""
-    if any(map(kit.fp8_weights.keeps_transposed, fp8)):
+    if any(map(kit.memory.keeps_transposed, fp8)):
         what = "gathered weights until the backward"
         copies = " Of weights that FSDP2 gathers in FP8, compiled blocks keep whole transposed copies until "
         copies += "the backward. Blocks under activation checkpointing do not."

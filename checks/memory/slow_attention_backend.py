@@ -96,7 +96,7 @@ def on_gpu(facts: kit.Facts) -> kit.Arm | None:
     """Return the step as it is on a GPU: on a CPU, torch's attention takes other backends."""
     if not kit.recorded(facts, "trial.arms"):
         return kit.step_difference.watched_on_gpu(facts)
-    return None if facts.trial.device == "cpu" else kit.arms.arm(facts.trial, kit.ArmName.AS_IS)
+    return None if facts.trial.device == "cpu" else kit.arms.arm(facts, kit.ArmName.AS_IS)
 
 
 def why_not_fused(facts: kit.Facts, torchs: list[kit.facts.Attention]) -> tuple[str, kit.Treatment]:

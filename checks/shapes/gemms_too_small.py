@@ -32,7 +32,7 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return kit.if_recorded(small_experts, facts) or none
     found = kit.layer_gain.losing(facts)
     fp8 = facts.network.fp8
-    kept = kit.expected_fp8_gemms.kept_in_bf16(facts.network.linears)
+    kept = kit.own_step.kept_in_bf16(facts.network.linears)
     layers = [each for each in fp8 if each.name in found and each.name not in kept]
     lost = [found[each.name] for each in layers]
     if not layers:
@@ -88,7 +88,7 @@ def vocabulary_in_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     if head is None:
         return kit.NotApplicable(reason="no vocabulary's head is in FP8")
     kept = kit.if_recorded(kit.layer_gain.to_keep, facts) or ()
-    if head.name in kept or head.name in kit.expected_fp8_gemms.kept_in_bf16(facts.network.linears):
+    if head.name in kept or head.name in kit.own_step.kept_in_bf16(facts.network.linears):
         return None
     return kit.Finding(
         title=f"The output head over {head.out_features:,} tokens is in FP8: {head.name}",

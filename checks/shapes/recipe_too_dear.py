@@ -43,44 +43,46 @@ def recipe_too_dear(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             return slow
         if on_cpu:
             return kit.NotApplicable(reason="the trial timed no other recipe on a GPU")
-    others = [each for each in facts.trial.arms if each.name in kit.recipes.BY_TREATMENT]
-    pairs = [(base, each) for each in others if each.tried and (base := kit.arms.base_of(facts.trial, each))]
+    view = kit.trial_view.TrialView(facts)
+    others = [view.timed.get(each.name) for each in facts.trial.arms if each.name in kit.recipes.BY_TREATMENT]
+    pairs = [(base, each) for each in others if each and (base := view.base_of(each))]
     if not pairs:
         return kit.NotApplicable(reason="no other recipe was timed")
-    faster = [pair for pair in pairs if is_faster(*pair, facts)]
+    faster = [pair for pair in pairs if is_faster(*pair, view)]
     if not faster:
         return None
-    base, best = max(faster, key=lambda pair: kit.arms.ratio(*pair).value)
-    gain, recipe = kit.arms.ratio(base, best), kit.recipes.BY_TREATMENT[best.name].name
+    base, best = max(faster, key=lambda pair: kit.arms.ratio(pair[0].arm, pair[1].arm).value)
+    gain, recipe = kit.arms.ratio(base.arm, best.arm), kit.recipes.BY_TREATMENT[best.name].name
+    was_ms, ms = base.ms.value, best.ms.value
     return kit.Finding(
-        title=f"The recipe {recipe} is {kit.times(base.step_ms, best.step_ms)} as fast as {', '.join(own)}",
-        explanation=f"Timed in turn, the step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} "
+        title=f"The recipe {recipe} is {kit.times(was_ms, ms)} as fast as {', '.join(own)}",
+        explanation=f"Timed in turn, the step takes {ms:,.1f} instead of {was_ms:,.1f} "
         f"ms{', both compiled block by block' if base.name == 'compile-blocks' else ''}. The recipes also "
         "differ in exactness: watch the loss.",
         evidence={
             "own_recipe": own,
             "faster_recipe": recipe,
             "of_arm": base.name,
-            "base_step_ms": base.step_ms,
-            **{f"{kit.recipes.BY_TREATMENT[each.name].name}_step_ms": each.step_ms for _, each in pairs},
+            "base_step_ms": was_ms,
+            **{f"{kit.recipes.BY_TREATMENT[each.name].name}_step_ms": each.ms.value for _, each in pairs},
             "speedup": gain.value,
             "speedup_low": gain.low,
             "speedup_high": gain.high,
         },
-        saving_ms=kit.arms.measured_saving(facts.trial, base, best),
+        saving_ms=view.saving(base, best),
         treatment=kit.describe(best.name, facts),
     )
 
 
-def is_faster(base: kit.Arm, other: kit.Arm, facts: kit.Facts) -> bool:
+def is_faster(
+    base: kit.trial_view.Variant, other: kit.trial_view.Variant, view: kit.trial_view.TrialView
+) -> bool:
     """Whether it is for sure, in a script too, and by block also faster than the user's single graph."""
-    gain, shown = kit.arms.ratio(base, other), kit.noise.script_interval(other, facts.trial)
-    as_is = kit.arms.arm(facts.trial, kit.ArmName.AS_IS) if base.name == "compile-blocks" else None
-    if as_is and kit.arms.ratio(as_is, other).low <= 1:
+    gain, shown = kit.arms.ratio(base.arm, other.arm), kit.noise.script_interval(other.arm, view.trial)
+    if base.name == "compile-blocks" and view.as_is and kit.arms.ratio(view.as_is.arm, other.arm).low <= 1:
         return False
-    if shown and base.step_ms and shown.high >= base.step_ms:
-        return False
-    return gain.low > 1 and gain.value - 1 > kit.EVEN
+    within = shown is not None and shown.high >= base.ms.value
+    return not within and gain.low > 1 and gain.value - 1 > kit.EVEN
 
 
 def at_half_rate(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:

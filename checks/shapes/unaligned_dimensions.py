@@ -34,7 +34,7 @@ over classes or patches, and stay out of the conversion."""
 
 @kit.check("SHP001", "unaligned-dimensions", severity="error", **kit.WRONG_FP8_STEP)
 def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | None:
-    fp8 = kit.expected_fp8_gemms.multiplied_in_fp8(facts.network.linears)
+    fp8 = kit.own_step.multiplied_in_fp8(facts.network)
     found = [each for each in fp8 if kit.recipe_support.unaligned(each)]
     if not found:
         return None
@@ -55,7 +55,7 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | None:
 
 @kit.check("SHP001", "rows-unaligned", severity="error", was="SHP007", **kit.WRONG_FP8_STEP)
 def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, workload = kit.expected_fp8_gemms.multiplied_in_fp8(facts.network.linears), facts.workload
+    fp8, workload = kit.own_step.multiplied_in_fp8(facts.network), facts.workload
     if kit.own_step.ran_on_a_gpu(facts):
         return None
     if routed := [each for each in fp8 if is_routed(each, facts)]:

@@ -24,7 +24,7 @@ from fp8doctor import kit
 
 @kit.check("STP008", "weights-cast-again", severity="warning", changes_fp8=True)
 def weights_cast_again(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    keeping = [linear for linear in facts.network.fp8 if kit.fp8_weights.keeps_copies(linear)]
+    keeping = [linear for linear in facts.network.fp8 if kit.memory.keeps_copies(linear)]
     count = kit.cost.micro_batches(facts)
     if not keeping or count < 2:
         return kit.NotApplicable(reason="no step with several micro-batches in Transformer Engine")

@@ -84,15 +84,17 @@ def kept_gib(facts: Facts) -> float | None:
     open_attention = any(
         each.get("implementation") == "eager" for each in facts.network.get("attentions", ())
     )
-    if open_attention or not all(_rows(each, facts) for each in linears):
-        return None
     rows = {each.name: _rows(each, facts) or 0 for each in linears}
+    if open_attention or not all(rows.values()):
+        return None
     bytes_per_logit = LOGIT_BYTES["16bit" if has_vocabulary(facts.network) else "mean"]
-    logits = sum(bytes_per_logit * rows[each.name] * each.out_features for each in linears if _is_head(each))
+    logits = sum(
+        bytes_per_logit * rows[each.name] * each.out_features for each in linears if each.role == "head"
+    )
     kept_layers, begins = [], dict[str, tuple[int, float]]()
     factor = _uncompiled_factor(facts)
     for linear in linears:
-        if _is_head(linear):
+        if linear.role == "head":
             continue
         alone = linear.compiled is not None or (linear.adapter == "adapter" and linear.dtype == "float32")
         sides, bytes_each = (linear.in_features, linear.out_features), _bytes_each(linear, facts)
@@ -120,10 +122,6 @@ def dequantized_gib(facts: Facts) -> float:
         if each.use == "storage" and not again:
             kept[each.get("checkpointed")] += 2.0 * each.in_features * each.out_features * each.gemms / GIB
     return kept.pop(None, 0.0) + max(kept.values(), default=0.0)
-
-
-def _is_head(linear: Linear) -> bool:
-    return linear.role == "head"
 
 
 def _uncompiled_factor(facts: Facts) -> float:

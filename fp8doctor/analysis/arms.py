@@ -16,7 +16,6 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
-    BASELINES,
     LEFT_OUT_FOR_TIME,
     ArmName,
     change_in_bf16,
@@ -25,7 +24,6 @@ from fp8doctor.facts.arm_names import (
     is_withdrawn,
 )
 from fp8doctor.facts.no_number import why_of
-from fp8doctor.finding import Saving
 from fp8doctor.recipes import low_precision
 from fp8doctor.wording import quotient
 
@@ -36,23 +34,13 @@ BF16_WITH = {
 
 
 def timed_on_cpu(facts: Facts) -> bool:
-    """Return whether the trial ran on a CPU."""
     return bool(facts.get("trial.device") == "cpu")
 
 
-def timed_on_gpu(facts: Facts) -> bool:
-    """Return whether the trial ran on a GPU."""
-    return recorded(facts, "trial") and not timed_on_cpu(facts)
-
-
-def arm(trial: Trial, name: str) -> Arm | None:
-    """Return the variant of that name, if it was timed."""
-    return next((each for each in trial.arms if each.name == name and each.tried), None)
-
-
-def arm_if_any(facts: Facts, name: str) -> Arm | None:
+def arm(facts: Facts, name: str) -> Arm | None:
     """Return the variant of that name, if there was a trial that timed it."""
-    return arm(facts.trial, name) if recorded(facts, "trial") else None
+    arms = facts.trial.arms if recorded(facts, "trial") else ()
+    return next((each for each in arms if each.name == name and each.tried), None)
 
 
 def lacked_time(planned: Arm) -> bool:
@@ -82,7 +70,6 @@ def all_changes(trial: Trial, of: Arm) -> list[str]:
 
 
 def uses_fp8(facts: Facts) -> bool:
-    """Return whether a layer of the model is set up for FP8 training."""
     return any(linear.use == "training" for linear in facts.network.linears)
 
 
@@ -108,32 +95,6 @@ def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Number:
     """Divide times that share no rounds."""
     over, under = interval(a), interval(b)
     return Number(value=over.value / under.value, low=over.low / under.high, high=over.high / under.low)
-
-
-def base_of(trial: Trial, of: Arm) -> Arm | None:
-    """Return the variant that ``of`` changes (default ``as_is``), if both were timed."""
-    if of.name in BASELINES:
-        return None
-    name = of.get("base", ArmName.AS_IS)
-    return arm(trial, name) if name else None
-
-
-def saved_ms(base: Arm, changed: Arm) -> Number:
-    """Compute the saving of a change in ms per step, paired by round."""
-    return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=False)])
-
-
-def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:
-    """Return what a change saves of a step on this trial's GPU."""
-    saved = saved_ms(base, changed)
-    return Saving(
-        low=saved.low,
-        high=saved.high,
-        basis="measured",
-        gpu=str(trial.get("gpu") or trial.get("device", "an unknown device")),
-        from_ms=base.step_ms,
-        to_ms=changed.step_ms,
-    )
 
 
 def labels(facts: Facts) -> dict[str, str]:

@@ -1,24 +1,25 @@
-"""What a step holds in memory, measured or estimated, and whether it fits the GPU."""
+"""What a step holds in memory, measured or estimated, whether it fits the GPU, and weights kept in FP8."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB, dequantized_gib, kept_gib
-from fp8doctor.analysis.arms import arm_if_any, uses_fp8
-from fp8doctor.analysis.fp8_weights import copies_gib
+from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.layers import main_rows, would_be_converted
 from fp8doctor.analysis.own_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.cost.step_cost import in_bf16, in_fp8
-from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.cost.matmul_counts import gemms
+from fp8doctor.cost.step_cost import in_bf16, in_fp8, with_each
+from fp8doctor.facts import Arm, Facts, Gpu, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.gpus import modelled_gpu
-from fp8doctor.recipes import low_precision
+from fp8doctor.finding import Treatment
+from fp8doctor.gpus import GpuSpec, modelled_gpu
+from fp8doctor.recipes import TRANSFORMER_ENGINE, low_precision, of_stack, stack_of
 
 STATES = {"SGD": 0, "Adafactor": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
 """Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default; Adafactor keeps a row and a
@@ -81,7 +82,8 @@ class Peak(NamedTuple):
 
 def estimated_peak(facts: Facts) -> Peak | None:
     """Estimate the peak; None for an optimizer that is not known. FSDP2 leaves a process its shards."""
-    network, states = facts.network, optimizer_states(facts)
+    network, optimizer = facts.network, facts.get("training.optimizer") or "AdamW"
+    states = STATES.get(optimizer.rpartition(".")[2])
     if states is None or not recorded(facts, "network.dtypes"):
         return None
     shards = facts.get("training.distributed.shards") or 1
@@ -89,12 +91,6 @@ def estimated_peak(facts: Facts) -> Peak | None:
     trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
     kept, dequantized = if_recorded(kept_gib, facts), if_recorded(dequantized_gib, facts) or 0.0
     return Peak(weights, trained, states * trained, copies_gib(facts, network.fp8), kept, dequantized)
-
-
-def optimizer_states(facts: Facts) -> int | None:
-    """Return the optimizer's tensors per parameter, AdamW's if it is unknown; None for an unknown class."""
-    known = facts.get("training.optimizer")
-    return STATES.get(known.rpartition(".")[2] if known else "AdamW")
 
 
 def gpu_gib(facts: Facts) -> float | None:
@@ -181,16 +177,14 @@ def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:
     for linear in stored:
         dtypes[linear.dtype] -= linear.parameters
         dtypes["bfloat16"] += linear.parameters
-    linears = (
-        replace(each, use="none", dtype="bfloat16") if each.use == "storage" else each
-        for each in facts.network.linears
-    )
-    return replace(facts, network=replace(facts.network, dtypes=dict(dtypes), linears=tuple(linears)))
+    plain = {"use": "none", "dtype": "bfloat16"}
+    loaded = with_each(facts, lambda each: replace(each, **plain) if each.use == "storage" else each)
+    return replace(loaded, network=replace(loaded.network, dtypes=dict(dtypes)))
 
 
 def stored_weights_fit_in_bf16(facts: Facts) -> bool | None:
     """Return whether BF16 in place of stored weights fits: by the peak that was seen, else estimated."""
-    now, whole = arm_if_any(facts, ArmName.AS_IS), gpu_gib(facts)
+    now, whole = arm(facts, ArmName.AS_IS), gpu_gib(facts)
     peak: float | None = (now.get("peak_gib") if now else None) or facts.get("observed.peak_gib")
     if peak and whole:
         stored = [each for each in facts.network.linears if each.use == "storage"]
@@ -202,12 +196,9 @@ def stored_weights_fit_in_bf16(facts: Facts) -> bool | None:
 
 def recomputing(found: Fit, facts: Facts, regions: Mapping[str, str]) -> Peak | None:
     """Estimate the peak of the job with these checkpointed regions, by layer; None if rows are unknown."""
-    linears = (replace(each, checkpointed=regions.get(each.name)) for each in facts.network.linears)
-    after = replace(facts, network=replace(facts.network, linears=tuple(linears)))
-    kept = if_recorded(kept_gib, in_bf16(after) if found.form == "BF16" else after)
-    copies, dequantized = copies_gib(after, after.network.fp8), if_recorded(dequantized_gib, after) or 0.0
-    changed = found.now._replace(fp8_copies=copies, activations=kept, dequantized=dequantized)
-    return None if kept is None else changed
+    after = with_each(facts, lambda each: replace(each, checkpointed=regions.get(each.name)))
+    peak = estimated_peak(in_bf16(after) if found.form == "BF16" else after)
+    return peak if peak and peak.activations is not None else None
 
 
 def samples(facts: Facts) -> int | None:
@@ -218,41 +209,40 @@ def samples(facts: Facts) -> int | None:
 
 def memory_row(facts: Facts) -> str:
     """Tell what the step holds in FP8 and BF16, measured, watched or estimated; empty if that is unknown."""
-    now, whole, batch = arm_if_any(facts, ArmName.AS_IS), gpu_gib(facts), samples(facts)
+    now, whole, batch = arm(facts, ArmName.AS_IS), gpu_gib(facts), samples(facts)
     drops, of = facts.get("training.layerdrop"), f" of {whole:.1f}" if whole else ""
     if now is not None and (peak_gib := now.get("peak_gib")):
         held, bf16 = now.get("memory"), TrialView(facts).bf16 if uses_fp8(facts) else None
         most, told = None, ""
         if held:  # all but weights and optimizer is taken to grow with the batch
-            fixed = Peak(held.weights_gib, 0.0, held.optimizer_gib, 0.0, None)
-            grows = fixed._replace(activations=peak_gib - fixed.gib)
+            fixed = held.weights_gib + held.optimizer_gib
+            grows = Peak(fixed, 0.0, 0.0, 0.0, peak_gib - fixed)
             most = grows.samples(whole, batch) if whole else None
             names = ("weights", "gradients", "optimizer", "activations")
             shown = _shown({name: getattr(held, f"{name}_gib") for name in names})
             told = f" ({', '.join(shown)})" if shown else ""
         beside = f", {bf16.arm.peak_gib:.1f} in BF16" if bf16 and bf16.arm.get("peak_gib") else ""
-        fits = f"; at least {most:,} samples fit (estimated)" if most and batch and most > batch else ""
-        more = ", more if it skips fewer layers" if drops else fits
-        return f"{peak_gib:.1f}{of} GiB at the peak{told}{beside}{more}"
+        more = most and batch and most > batch and not drops
+        fits = f"; at least {most:,} samples fit (estimated)" if more else ""
+        return f"{peak_gib:.1f}{of} GiB at the peak{told}{beside}{fits}"
     if seen := facts.get("observed.peak_gib"):
         return f"{seen:.1f}{of} GiB at the peak"
     found = fit(facts)
     peak = found.now if found else estimated_peak(facts)
     if peak is None:
         return ""
-    last = "gradients" if peak.gradients > (peak.activations or 0.0) else "activations"
+    kept = peak.activations or 0.0
     parts = {
         "weights and optimizer": peak.weights + peak.optimizer,
         "FP8 copies": peak.fp8_copies,
         "dequantized weights": peak.dequantized,
-        last: max(peak.gradients, peak.activations or 0.0),
+        "gradients" if peak.gradients > kept else "activations": max(peak.gradients, kept),
     }
     unknown = ["activations unknown"] if peak.activations is None else []
     told = ", ".join((*(_shown(parts) if peak.gib >= 1.0 else ()), *unknown, "estimated"))
     size = f"{'at least' if unknown else 'about'} {peak.gib:.1f}"
-    if peak.gib < LEAST_GIB:
-        size, found = f"under {LEAST_GIB}{of}", None
-    if found is None:
+    if found is None or peak.gib < LEAST_GIB:
+        size = f"under {LEAST_GIB}{of}" if peak.gib < LEAST_GIB else size
         return f"{size} GiB at the peak ({told})"
     other, name = (found.fp8, "FP8") if found.form == "BF16" else (found.bf16, "BF16")
     most = None if drops else peak.samples(found.gpu_gib, batch)
@@ -264,3 +254,93 @@ def memory_row(facts: Facts) -> str:
 def _shown(parts: Mapping[str, float]) -> list[str]:
     """List parts by name and GiB, without those that are too small to matter."""
     return [f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= LEAST_GIB]
+
+
+# --- weights in FP8 ---
+
+MASTER_BYTES = 11.0
+"""Bytes of optimizer state for a trainable parameter above which fp32 master weights are among it: Adam keeps
+12 with them, 8 in fp32 without."""
+
+NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
+"""Compute capabilities whose FP8 matmuls take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
+``pytorch/utils.py`` of Transformer Engine 2.20; NVIDIA/TransformerEngine #1880."""
+
+
+def copies_on(gpu: Gpu | GpuSpec | None) -> int:
+    """Count the FP8 copies of a weight: two if the GPU, or none is known, needs a transposed one."""
+    return 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
+
+
+def keeps_copies(linear: Linear) -> bool:
+    return stack_of(linear).keeps_copies and not linear.get("features", {}).get("primary_weights_in_fp8")
+
+
+def keeps_transposed(linear: Linear) -> bool:
+    """Return whether a compiled block keeps the transposed copy of a weight that FSDP2 gathers in FP8.
+
+    FSDP2 frees the gathered weight after the forward, but not that copy. Seen in the saved tensors of a Llama
+    (torch 2.13, torchao 0.18, a CPU): 79% of the blocks' weights, none of them if the blocks are checkpointed
+    or FSDP2 gathers BF16. ``force_recompute_fp8_weight_in_bwd`` changes nothing.
+    """
+    return bool(linear.get("features", {}).get("float8_all_gather_weight")) and compiler_keeps(linear)
+
+
+def compiler_keeps(linear: Linear) -> bool:
+    """Return whether compiled code decides what the forward of this layer keeps."""
+    return linear.compiled is not None and linear.get("checkpointed") is None
+
+
+def copies_gib(facts: Facts, layers: Iterable[Linear]) -> float:
+    """Sum up the FP8 copies of Transformer Engine's weights, and of those that FSDP2 gathers in FP8."""
+    copies = copies_on(next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None))
+    sizes = ((each, each.in_features * each.out_features * gemms(each)) for each in layers)
+    return sum((copies * keeps_copies(each) + keeps_transposed(each)) * size for each, size in sizes) / GIB
+
+
+def holds_master_weights(timed: Arm, facts: Facts) -> bool:
+    """Return whether the optimizer holds fp32 master weights, by its state's size."""
+    memory = timed.get("memory")
+    trained = facts.get("network.trainable_parameters", 0)
+    return memory is not None and trained > 0 and memory.optimizer_gib * GIB > MASTER_BYTES * trained
+
+
+def frozen_fp8_weights(layers: Sequence[Linear]) -> Treatment:
+    """Keep frozen weights in FP8 only: without updates they need no master weights."""
+    return Treatment(
+        name="fp8-weights",
+        summary="keep the frozen weights in FP8 alone",
+        code=f"{_quantized_model_init(layers)}:   # te.fp8_model_init before Transformer Engine 2.9\n"
+        "    model = build_model()",
+    )
+
+
+def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
+    """Keep trained weights in FP8, and their fp32 master weights in the optimizer."""
+    optimizer = facts.get("training.optimizer")
+    adam = ", adam_w_mode=False" if optimizer and optimizer.endswith(".Adam") else ""
+    return Treatment(
+        name="fp8-weights",
+        summary="keep the weights in FP8 and their fp32 master weights in the optimizer; with an ordinary "
+        "optimizer the model stops learning",
+        code='kept = ("lr", "betas", "eps", "weight_decay")\n'
+        "settings = {name: optimizer.defaults[name] for name in kept}\n"
+        f"{_quantized_model_init(layers, ', preserve_high_precision_init_val=True')}:"
+        "   # te.fp8_model_init before Transformer Engine 2.9\n"
+        "    model = build_model()\n"
+        "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
+        f"optimizer = te.optimizers.FusedAdam(trained, master_weights=True{adam}, **settings)\n"
+        "for parameter in trained:\n"
+        '    if hasattr(parameter, "get_high_precision_init_val"):\n'
+        "        master = parameter.get_high_precision_init_val()   # after a checkpoint: its BF16 weight\n"
+        "        optimizer.initialize_state(parameter, False)\n"
+        '        optimizer.set_scaled_state(parameter, "master_param", master.to(parameter.device).float())\n'
+        "        parameter.clear_high_precision_init_val()",
+    )
+
+
+def _quantized_model_init(layers: Sequence[Linear], settings: str = "") -> str:
+    recipes = {linear.recipe for linear in layers if recorded(linear, "recipe")}
+    config = next((each.config for each in of_stack(TRANSFORMER_ENGINE.name) if {each.name} == recipes), "")
+    recipe = f", recipe={config}" if config else ""
+    return f"with te.quantized_model_init(enabled=True{recipe}{settings})"

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm
@@ -110,31 +109,12 @@ HOST_WAIT_PCT = 50.0
 host's: most of it."""
 
 
-class Waterfall(Struct, frozen=True):
-    """The difference of two steps; a positive part costs time in ``of``."""
+class Waterfall(NamedTuple):
+    """The difference of two steps; a positive part costs time in the first."""
 
-    of: str
-    """Name of the variant."""
-    against: str
-    """Name of the variant that it is compared with."""
     difference_ms: float
     parts_ms: dict[str, float]
-    """Part -> difference; together they are ``difference_ms``."""
-    step_ms: float
-    """Step of ``of``."""
-    is_fused: bool = False
-    """True if the cast kernels of one step do norms and activations of the other as well."""
-    fused_ms: float = 0.0
-    """Of the part of the casts, what that step does in them of the other's norms and activations."""
-
-    @property
-    def shown_ms(self) -> dict[str, float]:
-        """The parts on a screen: casts that took over work of norms are one part with them."""
-        if not self.is_fused:
-            return self.parts_ms
-        together = self.parts_ms["casts"] + self.parts_ms[NORMS]
-        rest = {part: ms for part, ms in self.parts_ms.items() if part not in ("casts", NORMS)}
-        return {WITH_NORMS: together} | rest
+    """Part -> difference; they add up to ``difference_ms``. Casts that took over norms are one with them."""
 
 
 def breakdown_of(arm: Arm) -> Breakdown | None:
@@ -193,16 +173,17 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
         return None
     parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
     casts, sign = (of, 1) if parts["casts"] > 0 else (against, -1)
-    fused_ms = max(0.0, min(sign * parts["casts"], -sign * parts[NORMS])) if casts.get("graphs_run") else 0.0
     parts[IDLE] = one.idle_ms - other.idle_ms
     whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())
-    return Waterfall(of.name, against.name, whole, parts, of.step_ms, fused_ms >= SHOWN_MS, fused_ms)
+    if casts.get("graphs_run") and min(sign * parts["casts"], -sign * parts[NORMS]) >= SHOWN_MS:
+        parts = {WITH_NORMS: parts.pop("casts") + parts.pop(NORMS)} | parts
+    return Waterfall(whole, parts)
 
 
 def parts_in_words(found: Waterfall) -> str:
     """Write the parts, the largest first: ``casts +240.6, matmuls −33.0 ms``."""
-    parts = sorted(found.shown_ms.items(), key=lambda each: -abs(each[1]))
+    parts = sorted(found.parts_ms.items(), key=lambda each: -abs(each[1]))
     told = [f"{PART_NAMES.get(part, part)} {signed(ms)}" for part, ms in parts if abs(ms) >= SHOWN_MS]
     return f"{', '.join(told)} ms" if told else "no part differs"
 
@@ -245,7 +226,7 @@ def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicabl
     now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
     if now is None and facts.trial.device == "cpu":
         return NotApplicable(reason="the step as it is was not timed on a GPU")
-    now = now or arm(facts.trial, ArmName.AS_IS)
+    now = now or arm(facts, ArmName.AS_IS)
     found = breakdown_of(now) if now else None
     if now is None or found is None or not now.step_ms:
         why = why_unknown(now) if now else "was not timed"

@@ -14,9 +14,8 @@ from fp8doctor.analysis.arms import (
     changes_in_bf16,
     labels,
     lacked_time,
-    measured_saving,
     ratio,
-    timed_on_gpu,
+    timed_on_cpu,
     uses_fp8,
 )
 from fp8doctor.analysis.compile_coverage import own_compile
@@ -97,7 +96,7 @@ class TrialView:
 
     @cached_property
     def on_gpu(self) -> bool:
-        return timed_on_gpu(self.facts)
+        return recorded(self.facts, "trial") and not timed_on_cpu(self.facts)
 
     @cached_property
     def uses_fp8(self) -> bool:
@@ -315,8 +314,17 @@ class TrialView:
         return self.timed.get(name or "")
 
     def saving(self, before: Variant, after: Variant) -> Saving:
-        """Return what a change saves of a step on this trial's GPU."""
-        return measured_saving(self.trial, before.arm, after.arm)
+        """Return what a change saves of a step on this trial's GPU, paired by round."""
+        pairs = zip(before.arm.rounds_ms, after.arm.rounds_ms, strict=False)
+        saved = interval([was - now for was, now in pairs])
+        return Saving(
+            low=saved.low,
+            high=saved.high,
+            basis="measured",
+            gpu=str(self.trial.get("gpu") or self.trial.get("device", "an unknown device")),
+            from_ms=before.arm.step_ms,
+            to_ms=after.arm.step_ms,
+        )
 
     # --- what has no time ---
 

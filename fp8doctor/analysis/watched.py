@@ -4,7 +4,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
-from fp8doctor.analysis.arms import arm_if_any, timed_on_cpu
+from fp8doctor.analysis.arms import arm, timed_on_cpu
 from fp8doctor.analysis.significance import EVEN, WIDEST, Number, interval
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.facts import Facts, Observation, Rank, if_recorded, recorded
@@ -67,7 +67,7 @@ def waiting_first(facts: Facts) -> str:
 
 def script_overhead(facts: Facts) -> str:
     """Say how much longer the script's step is than its timed copy, beyond waits and scatter; else empty."""
-    seen, copy = facts.observed, arm_if_any(facts, ArmName.AS_IS)
+    seen, copy = facts.observed, arm(facts, ArmName.AS_IS)
     if copy is None or not copy.step_ms or seen.clock != "cuda" or timed_on_cpu(facts):
         return ""
     own, before_ms = interval(seen.steps_ms), median(_before_forward(seen) or (0.0,))
@@ -177,7 +177,7 @@ longer on a busy host, and its bounds held."""
 
 def copy_overhead(facts: Facts) -> bool:
     """Return whether the timed copy takes longer than the job's own step by more than `MOST_SLOWER`."""
-    seen, copy = facts.observed, arm_if_any(facts, ArmName.AS_IS)
+    seen, copy = facts.observed, arm(facts, ArmName.AS_IS)
     slower = copy and copy.step_ms and copy.step_ms > (1 + MOST_SLOWER) * median(seen.steps_ms)
     return bool(slower) and seen.clock == "cuda" and not timed_on_cpu(facts)
 
@@ -220,7 +220,7 @@ def whole_speedup(
     if speedup is None or speedup.basis != "measured" or speedup.side == "open" or not bf16_ms:
         return None
     seen = facts.observed
-    copy, own_ms = arm_if_any(facts, ArmName.AS_IS), exposed_ms(seen)
+    copy, own_ms = arm(facts, ArmName.AS_IS), exposed_ms(seen)
     if not timed_alone(facts) or own_ms is None or not seen.steps_ms or not copy:
         return None
     watched, copy_ms = interval(seen.steps_ms), copy.step_ms or 0.0

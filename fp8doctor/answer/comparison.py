@@ -123,7 +123,7 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         best_fp8=view.fp8 if view.gives_up_fp8 and steps else None,
         end_speedup=over(changed, fair) if changed and fair else None,
         is_fair=fair is not None and fair is not bf16,
-        parts_ms=parts.shown_ms if parts else {},
+        parts_ms=parts.parts_ms if parts else {},
         gpu=expects.gpu if late and expects else "",
     )
 

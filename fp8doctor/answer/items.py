@@ -7,7 +7,6 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import timed_on_gpu
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.document import Step
@@ -156,7 +155,7 @@ def _saves(saving: Saving, after: str = "") -> str:
 def _not_timed(step: Step, view: TrialView) -> str:
     """Say that a trial on a GPU has no time of a fix; empty without a trial."""
     name, tried = step.treatment.name, [each for each in view.facts.arms() if each.tried]
-    if not timed_on_gpu(view.facts) or not tried or any(name in each.get("treatments", ()) for each in tried):
+    if not view.on_gpu or not tried or any(name in each.get("treatments", ()) for each in tried):
         return ""
     return "not timed" if traits(name).runs else "not timed: fp8doctor cannot apply it"
 

@@ -82,7 +82,7 @@ def timed_steps(view: TrialView) -> Steps | None:
     order: list[str] = [*BF16_BASELINES, ArmName.AS_IS, ArmName.PRESCRIBED]
     order = order if if_recorded(lambda: view.uses_fp8) else [ArmName.AS_IS, *order]
     bases = {each.get("base") for each in trial.arms}
-    same = arm(trial, ArmName.PRESCRIBED)  # in older reports, an alias of the variant that it equals
+    same = arm(view.facts, ArmName.PRESCRIBED)  # in older reports, an alias of the variant that it equals
     arms = [
         each
         for each in trial.arms

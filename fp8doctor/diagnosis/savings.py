@@ -6,7 +6,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import saved_ms
 from fp8doctor.analysis.modelled_speedup import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
@@ -168,7 +167,7 @@ def way(view: TrialView) -> tuple[Link, ...]:
             for made, each in stops
             if done < made < whole
             and first <= made
-            and saved_ms(now.arm, each.arm).low > 0
+            and view.saving(now, each).low > 0
             and minus(each.ms.value, end.ms.value) > 0
             and (each.is_finite or not end.is_finite)
         ]

@@ -10,9 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB, LOGIT_BYTES, kept_by_region, kept_of
-from fp8doctor.analysis.fp8_weights import copies_on
 from fp8doctor.analysis.layers import is_multiplied
-from fp8doctor.analysis.memory import Peak
+from fp8doctor.analysis.memory import Peak, copies_on
 from fp8doctor.cost.layer import Call
 from fp8doctor.cost.step_cost import LOSS_BYTES, OPTIMIZER_BYTES, Work, attention, logits, priced, with_each
 from fp8doctor.gpus import GpuSpec

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm_if_any
+from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import (
     OFF_FUSED,
@@ -195,7 +195,7 @@ def test_no_recipe_leans_further_to_one_side_than_is_told(recipe: str, gpu: str)
     names = {conversion_to(recipe), f"recipe-{recipe.replace('_', '-')}"}
     errors = []
     for view in (replayed(path).view for path in ALL if name_of(path).startswith(gpu)):
-        base = arm_if_any(view.facts, ArmName.BF16_COMPILED)
+        base = arm(view.facts, ArmName.BF16_COMPILED)
         arms = [each for each in view.facts.arms() if each.name in names and each.tried and each.step_ms]
         known = if_recorded(as_modelled, view.facts) if base and arms and view.on_gpu else None
         if known is None:

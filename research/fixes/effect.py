@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fp8doctor.analysis.fp8_weights import trained_fp8_weights
+from fp8doctor.analysis.memory import trained_fp8_weights
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.examine import examine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fp8doctor.analysis.fp8_weights import trained_fp8_weights
+from fp8doctor.analysis.memory import trained_fp8_weights
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Linear, Training
 from research.fixes.scripts import EXPLORED, ON_A_GPU

@@ -81,7 +81,7 @@ MENDED = [
         "bionemo-opengenome2-7b-fp8, bionemo-esm2-15b-fp8, bionemo-esm2-650m-fp8",
         "MOD002",
         "an error on layers that the recipe keeps out of the autocast on purpose: first and last block, head",
-        "layers at the ends alone are an info (`fp8doctor/analysis/expected_fp8_gemms.py`)",
+        "layers at the ends alone are an info (`fp8doctor/analysis/own_step.py`)",
     ),
     (
         "the same three",

@@ -5,7 +5,8 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.arms import base_of, ratio
+from fp8doctor.analysis.arms import ratio
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, Trial, recorded
 from tests.checks.arms import failed, ran, timed
@@ -104,9 +105,9 @@ def test_an_estimated_recipe_was_faster_where_it_was_timed() -> None:
         if not recorded(facts, "trial.arms") or not facts.get("network.linears"):
             continue
         found = finding_of(DEAR, replace(facts, trial=NOT_RECORDED))
-        arms = {each.name: each for each in facts.trial.arms if each.tried}
-        best = arms.get(found.treatment.name) if found and found.treatment else None
-        if best and (base := base_of(facts.trial, best)):
-            gains.append(ratio(base, best).value)
+        view = TrialView(facts)
+        best = view.timed.get(found.treatment.name) if found and found.treatment else None
+        if best and (base := view.base_of(best)):
+            gains.append(ratio(base.arm, best.arm).value)
     assert len(gains) >= 2
     assert min(gains) > 1

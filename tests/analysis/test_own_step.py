@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
+from fp8doctor.analysis.own_step import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
 from fp8doctor.facts import Facts
 from tests.recordings import name_of
 
