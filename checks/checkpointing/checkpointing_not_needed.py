@@ -38,7 +38,9 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
         return fits_without(facts)
     alone, plan = (kit.arms.arm(facts, name) for name in (OFF, kit.ArmName.PRESCRIBED))
     without = alone or (plan if plan and OFF in plan.get("treatments", ()) else None)
-    free = min(filter(None, map(free_gib, facts.gpus)), default=None)
+    gpus = [(gpu, gpu.get("memory_gib")) for gpu in facts.gpus if gpu.visible is not False]
+    used = (gpu.other_processes and gpu.get("memory_used_gib") for gpu, _ in gpus)
+    free = min((gib - (of or 0.0) for (_, gib), of in zip(gpus, used, strict=True) if gib), default=None)
     if not without or without.peak_gib is None or free is None:
         return fits_without(facts)
     if without.peak_gib > USABLE * free:
@@ -81,13 +83,6 @@ def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         evidence={"blocks": blocks, "blocks_without": keep, "peak_without_gib": round(without.gib, 1)},
         treatment=kit.treatments.checkpointing_off(facts) if fits else fewer,
     )
-
-
-def free_gib(gpu: kit.Gpu) -> float | None:
-    """Compute the memory for this job on a visible GPU, without what other processes use."""
-    whole = gpu.get("memory_gib") if gpu.visible is not False else None
-    used = gpu.get("memory_used_gib") if whole and gpu.other_processes else None
-    return whole - (used or 0.0) if whole else None
 
 
 def _timed(peak_without_gib: float) -> kit.Facts:

@@ -33,7 +33,7 @@ class Cause(NamedTuple):
 def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     marks = facts.training.compile_marks
     fp8 = [each for each in facts.network.fp8 if each.stack == "torchao"]
-    causes = [*switched_off(facts, bool(marks or fp8)), *not_called(facts), *without_kernels(facts)]
+    causes = [*causes_of(facts, bool(marks or fp8))]
     if not causes:
         return None if marks else kit.NotApplicable(reason="nothing asks for torch.compile")
     names = {mark.name for cause in causes for mark in cause.marks} if marks else {""}
@@ -58,8 +58,8 @@ def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     )
 
 
-def switched_off(facts: kit.Facts, compilable: bool) -> Iterator[Cause]:
-    """Find Dynamo disabled by a variable or its configuration."""
+def causes_of(facts: kit.Facts, compilable: bool) -> Iterator[Cause]:
+    """Find Dynamo switched off, compiled objects that the step does not call, and debug backends."""
     marks, dynamo = facts.training.compile_marks, facts.training.dynamo
     if kit.compile_coverage.disabled_by_variable(facts) and compilable:
         # Under it torch.compile(model) returns the model itself: there may be no mark left to find.
@@ -71,21 +71,11 @@ def switched_off(facts: kit.Facts, compilable: bool) -> Iterator[Cause]:
         code = "unset TORCH_COMPILE_DISABLE" if value else "torch._dynamo.config.disable = False"
         by = f"TORCH_COMPILE_DISABLE={value}" if value else "torch._dynamo.config.disable"
         yield Cause(f"Dynamo is switched off by {by}", "enable-dynamo", "switch Dynamo on", code, marks)
-
-
-def not_called(facts: kit.Facts) -> Iterator[Cause]:
-    """Find compiled objects that the training step does not call."""
     if unused := kit.compile_coverage.unused_marks(facts):
         module = kit.in_python(unused[0].name, facts.network)
         text = f"the training steps run {module} uncompiled: they call its forward, or another object"
         line = f"output = {module}(x)   # not {module}.forward(x), nor the module that torch.compile wrapped"
-        fix = ("call-compiled-object", "call the compiled object itself", line)
-        yield Cause(text, *fix, unused)
-
-
-def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
-    """Find debug backends."""
-    marks = facts.training.compile_marks
+        yield Cause(text, "call-compiled-object", "call the compiled object itself", line, unused)
     if bare := kit.compile_coverage.marks_without_kernels(facts):
         text = f"{len(bare)} of {len(marks)} torch.compile calls use backend={bare[0].backend!r}"
         lines = "\n".join(kit.compile_coverage.with_default_backend(facts))

@@ -34,7 +34,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if kit.needs_compile(linear)]
     if not fp8:
         return kit.NotApplicable(reason="no torchao FP8 Linear in the model")
-    if kit.compile_coverage.without_effect(facts):
+    if kit.compile_coverage.disabled_by_variable(facts) or kit.compile_coverage.unused_marks(facts):
         return kit.NotApplicable(reason="CMP002 says why nothing is compiled")
     eager = [linear for linear in fp8 if linear.compiled is None]
     if not eager:

@@ -47,7 +47,6 @@ def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     timed = next((arm for arm in facts.arms() if arm.name == kit.ArmName.AS_IS), None)
     cut = timed.cuts[-1] if timed and timed.get("cuts") else None
     left_eager, reasons = (cut.get("left_eager"), cut.get("recompile_reasons", ())) if cut else ((), ())
-    compiling = timed is not None and kit.no_number.why_of(timed) is kit.arm_names.Reason.STILL_COMPILING
     versions = cached_blocks(facts) if training.use_cache else 0
     limit = facts.get("training.dynamo.recompile_limit") or RECOMPILE_LIMIT
     if cut and left_eager == () and (sum(cut.blocks.values()) or versions) > limit:
@@ -58,15 +57,13 @@ def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title = f"A KV cache makes {versions} blocks compile {versions} times instead of once"
     elif left_eager:
         title = f"{left_eager[0]} reached the recompile limit and is no longer compiled"
-    elif compiling:
-        title = "Dynamo was still compiling after the warm-up"
     else:
         return None if timed else kit.NotApplicable(reason="only a trial shows if frames are compiled again")
     seen = ""
     if cut and reasons:
         seen = f" The trial counted {cut.recompilations} recompilations; the first reason: {reasons[0]}."
     return kit.Finding(
-        severity="warning" if left_eager or compiling or versions > limit else "info",
+        severity="warning" if left_eager or versions > limit else "info",
         title=title,
         explanation=f"Dynamo keeps {limit} versions of a function. If it needs another one, it runs the "
         f"function without compilation.{seen}",

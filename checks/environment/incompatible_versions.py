@@ -52,11 +52,7 @@ def incompatible_versions(facts: kit.Facts) -> kit.Finding | None:
         title=f"{said}: {bug.name}{kit.named(layers, len(facts.network.fp8)) if layers else ''}"
         + f"; and {more} more" * (more > 0),
         explanation=" ".join(each.effect for each, _ in found) + f" Source: {bug.sources[0]}.",
-        evidence={
-            "release": release,
-            "bugs": tuple(each.name for each, _ in found),
-            "layers": len(layers),
-        },
+        evidence={"release": release, "bugs": tuple(each.name for each, _ in found), "layers": len(layers)},
         treatment=kit.Treatment(
             name="release-that-works", summary="use a release or a setting that works", code="\n".join(lines)
         ),

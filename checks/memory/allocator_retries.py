@@ -43,11 +43,7 @@ def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
         title=f"The GPU had too little free memory: the allocator retried {kit.plural(own, 'time')} so far",
         explanation="Each time it waits for the GPU and returns its whole cache to the driver, which "
         f"stalls the step.{peak}",
-        evidence={
-            "retries_in_this_process": own,
-            "peak_gib": peak_gib,
-            "gpu_gib": memory_gib,
-        },
+        evidence={"retries_in_this_process": own, "peak_gib": peak_gib, "gpu_gib": memory_gib},
         treatment=free_memory(facts, memory_gib) or EXPANDABLE,
     )
 

@@ -59,7 +59,7 @@ def non_finite(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     now = any(each.name == kit.ArmName.AS_IS for each in bad)
     fixed = " With all fixes the step was finite." if now and len(bad) < len(seen) else ""
     where = "FP8" if now else "the fixed FP8 step, not in the step as it is"
-    fp8, fix = [each for each in facts.network.linears if each.use == "training"], None
+    fp8, fix = facts.network.fp8, None
     if any((each.recipe or "").startswith("rowwise") and each.compiled is not None for each in fp8):
         fix = ROUND_AS_EAGER
     elif any(kit.stack_of(each).under_autocast for each in fp8):

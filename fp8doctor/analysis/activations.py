@@ -80,19 +80,18 @@ def kept_gib(facts: Facts) -> float | None:
 
     Attention in the open keeps its scores too, whose size is not in the facts.
     """
-    linears = facts.network.linears
-    open_attention = any(
-        each.get("implementation") == "eager" for each in facts.network.get("attentions", ())
-    )
+    linears, attentions = facts.network.linears, facts.network.get("attentions", ())
     rows = {each.name: _rows(each, facts) or 0 for each in linears}
-    if open_attention or not all(rows.values()):
+    if any(each.get("implementation") == "eager" for each in attentions) or not all(rows.values()):
         return None
     bytes_per_logit = LOGIT_BYTES["16bit" if has_vocabulary(facts.network) else "mean"]
     logits = sum(
         bytes_per_logit * rows[each.name] * each.out_features for each in linears if each.role == "head"
     )
     kept_layers, begins = [], dict[str, tuple[int, float]]()
-    factor = _uncompiled_factor(facts)
+    last = {each.layer.rpartition(".")[2] for each in linears}
+    attends = has_vocabulary(facts.network) and not last.isdisjoint(QUERIES + FUSED_QUERIES)
+    factor = KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
     for linear in linears:
         if linear.role == "head":
             continue
@@ -122,12 +121,6 @@ def dequantized_gib(facts: Facts) -> float:
         if each.use == "storage" and not again:
             kept[each.get("checkpointed")] += 2.0 * each.in_features * each.out_features * each.gemms / GIB
     return kept.pop(None, 0.0) + max(kept.values(), default=0.0)
-
-
-def _uncompiled_factor(facts: Facts) -> float:
-    last = {each.layer.rpartition(".")[2] for each in facts.network.linears}
-    attends = has_vocabulary(facts.network) and not last.isdisjoint(QUERIES + FUSED_QUERIES)
-    return KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
 
 
 def _rows(linear: Linear, facts: Facts) -> int | None:

@@ -27,9 +27,7 @@ from fp8doctor.facts.no_number import why_of
 from fp8doctor.recipes import low_precision
 from fp8doctor.wording import quotient
 
-BF16_WITH = {
-    frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING,
-}
+BF16_WITH = {frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING}
 """Changes that help BF16 too -> BF16 with them, if there is such a variant."""
 
 
@@ -70,7 +68,7 @@ def all_changes(trial: Trial, of: Arm) -> list[str]:
 
 
 def uses_fp8(facts: Facts) -> bool:
-    return any(linear.use == "training" for linear in facts.network.linears)
+    return bool(facts.network.fp8)
 
 
 def round_ratios(a: Arm, b: Arm) -> list[float]:
@@ -117,8 +115,7 @@ def labels(facts: Facts) -> dict[str, str]:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
         on_compiled = compiles or (base is not None and base.name not in (ArmName.BF16, ArmName.AS_IS))
-        ran_compiled = is_in_bf16(name) and on_compiled and of.get("graphs_run")
-        if ran_compiled and not any("compile" in each for each in words):
+        if is_in_bf16(name) and on_compiled and of.get("graphs_run") and "compile" not in " ".join(words):
             words.append("compiled")
         found[name] = ", ".join(words)
     return found

@@ -14,12 +14,8 @@ NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
 """Classes whose casts only the compiler fuses, by class name; torchao 0.10 to 0.18."""
 
 BACKENDS_WITHOUT_KERNELS = (
-    "eager",
-    "eager_noexcept",
-    "eager_debug",
-    "pre_dispatch_eager",
-    "aot_eager",
-    "aot_eager_decomp_partition",
+    *("eager", "eager_noexcept", "eager_debug", "pre_dispatch_eager"),
+    *("aot_eager", "aot_eager_decomp_partition"),
 )
 """Backends that capture graphs and run them op by op. Source: ``torch/_dynamo/backends/debugging.py``, torch
 2.13."""
@@ -173,11 +169,6 @@ def disabled_by_variable(facts: Facts) -> bool:
     return facts.variables().get("TORCHDYNAMO_DISABLE") == "1"
 
 
-def without_effect(facts: Facts) -> bool:
-    """Return whether one cause prevents every compilation of this model (CMP002)."""
-    return disabled_by_variable(facts) or bool(unused_marks(facts))
-
-
 def is_below(linear: Linear, module: str) -> bool:
     """Return whether a layer is this module or in it; an empty name is the model."""
     return not module or linear.name == module or linear.name.startswith(f"{module}.")
@@ -190,9 +181,6 @@ def is_inside(linear: Linear, blocks: Blocks) -> bool:
 
 def recomputed(blocks: Blocks, facts: Facts) -> int:
     """Count the blocks of a list with a Linear that is recomputed. Raises `Unrecorded`."""
-    inside = (
-        each.name
-        for each in facts.network.linears
-        if is_inside(each, blocks) and each.checkpointed is not None
-    )
-    return len({name.removeprefix(f"{blocks.name}.").partition(".")[0] for name in inside})
+    linears = (each for each in facts.network.linears if is_inside(each, blocks))
+    again = (each.name.removeprefix(f"{blocks.name}.") for each in linears if each.checkpointed is not None)
+    return len({name.partition(".")[0] for name in again})

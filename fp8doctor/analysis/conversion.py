@@ -24,12 +24,6 @@ OF_LORA = "lora_"
 
 NO_ADAPTER = f'"{OF_LORA}" not in name'
 
-TAKES = "not (layer.in_features % 16 or layer.out_features % 16)"
-"""What a conversion takes if few lines cannot name what it must leave out."""
-
-MOST_LINES = 3
-"""Lines that name layers which are in 16 bits anyway: a choice of length."""
-
 
 def conversion(
     facts: Facts,
@@ -42,37 +36,34 @@ def conversion(
 ) -> str:
     """Write the lines that convert all layers but ``out``, by whoever converts the model now.
 
-    ``beside`` stays out too, as far as few lines name it; by default what is left out now. ``config`` is of
-    torchao, by default the one of now.
+    ``beside`` stays out too; by default what is left out now. ``config`` is of torchao, by default the one of
+    now.
     """
     linears = facts.linears()
     fp8 = [each for each in linears if each.get("use") == "training"]
     fp8 = [each for each in fp8 if each.name in out] or fp8
     if beside is None:
         beside = if_recorded(lambda: [each.name for each in linears if may_be_taken(each)]) or ()
-    also, only, note = before_wrapping(beside, linears), "", ""
-    if len(names_in_python(also)) > MOST_LINES:
-        also, only = [], TAKES
-        note = "   # with what your filter leaves out now" if fp8 else "   # and not your head"
-    sets = names_in_python([*dict.fromkeys([*before_wrapping(out, linears), *also])])
+    names = [*before_wrapping(out, linears), *before_wrapping(beside, linears)]
+    sets = names_in_python([*dict.fromkeys(names)])
     keep = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     not_kept = f"name{''.join(_without_wrappers(facts, linears))} not in keep" if sets else ""
-    takes = [each for each in (NO_ADAPTER if has_lora(linears) else "", only, not_kept) if each]
+    takes = [each for each in (NO_ADAPTER if has_lora(linears) else "", not_kept) if each]
     stack = TORCHAO if config or not fp8 else stack_of(fp8[0])
     config = config or if_recorded(_config, fp8) or ""
     prepared = by_accelerate or may_have_converted(facts)
     if mxfp8 or (any(map(is_mxfp8, fp8)) and not config and not prepared):
         in_mxfp8 = [each for each in fp8 if is_mxfp8(each)] or fp8
-        return "\n".join((*keep, *(line + note for line in _in_mxfp8(in_mxfp8, takes))))
+        return "\n".join((*keep, *_in_mxfp8(in_mxfp8, takes)))
     if not stack.converter:
         instead = f"# build these as torch.nn.Linear, not as {stack.layer or layer_label(fp8[0])}"
-        return "\n".join((*keep, instead + note))
+        return "\n".join((*keep, instead))
     if prepared:
-        return "\n".join((*keep, in_script(facts, config=config, takes=" and ".join(takes)) + note))
+        return "\n".join((*keep, in_script(facts, config=config, takes=" and ".join(takes))))
     first = [stack.converter_import] if stack.converter_import else []
     given = f", config={config}" * bool(config)
     root = "model = " * any(each.get("name") == "" for each in linears)  # which is no child to be replaced
-    return "\n".join((*first, *keep, f"{root}{stack.converter}(model{given}{_filter(takes)}){note}"))
+    return "\n".join((*first, *keep, f"{root}{stack.converter}(model{given}{_filter(takes)})"))
 
 
 def _filter(takes: Collection[str]) -> str:

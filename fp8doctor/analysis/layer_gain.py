@@ -70,23 +70,14 @@ def gain_of(linear: Linear, facts: Facts, gpu: GpuSpec | None, rows: int | None 
 
 def judged(facts: Facts) -> list[Linear]:
     """List FP8 layers as wide as FP8 kernels need, which multiply every token once."""
-    linears, gpu = facts.network.linears, modelled_gpu(facts)
+    gpu, fp8 = modelled_gpu(facts), facts.network.fp8
     if gpu is not None:
-        linears = tuple(
-            msgspec.structs.replace(linear, recipe=recipe_on(linear, gpu))
-            if stack_of(linear).defaults and linear.use == "training"
-            else linear
-            for linear in linears
-        )
-    return [
-        linear
-        for linear in linears
-        if linear.use == "training"
-        and is_known(linear, gpu)
-        and linear.role != "experts"
-        and fits_fp8(linear)
-        and not linear.get("features", {}).get("emulate")
-    ]
+        fp8 = [
+            msgspec.structs.replace(each, recipe=recipe_on(each, gpu)) if stack_of(each).defaults else each
+            for each in fp8
+        ]
+    known = [each for each in fp8 if is_known(each, gpu) and each.role != "experts" and fits_fp8(each)]
+    return [each for each in known if not each.get("features", {}).get("emulate")]
 
 
 def gains(facts: Facts) -> dict[str, Gain]:
@@ -116,14 +107,15 @@ def is_given(facts: Facts) -> bool:
     return recorded(facts, "workload") and facts.workload.batch_source == "given"
 
 
-def crossing(facts: Facts, of_all: Collection[Gain] | None = None) -> Crossing | None:
+def crossing(facts: Facts) -> Crossing | None:
     """Find where FP8 begins to pay; None if no number of tokens decides.
 
     That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or if the
     batch is not the user's.
     """
-    now, tokens = list(gains(facts).values() if of_all is None else of_all), step_tokens(facts)
-    if not now or not tokens or not is_given(facts) or fp8_pays(facts) or not lose_for_sure(now):
+    now, tokens = list(gains(facts).values()), step_tokens(facts)
+    loses = bool(now) and speedup(now) * (1 + UNCERTAINTY) < 1
+    if not loses or not tokens or not is_given(facts) or fp8_pays(facts):
         return None
     gpu, at_present = modelled_gpu(facts), tokens
     layers = [(linear, rows) for linear in judged(facts) if (rows := rows_of(linear, facts))]
@@ -146,11 +138,6 @@ def first_that_pays(tokens: int, speedup_with: Callable[[int], float]) -> tuple[
     return None
 
 
-def lose_for_sure(of: Collection[Gain]) -> bool:
-    """Return whether these layers together lose by more than the model's error."""
-    return bool(of) and speedup(of) * (1 + UNCERTAINTY) < 1
-
-
 def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
     """Return whether a BF16 layer would lose with this recipe, and none is better for it.
 
@@ -168,13 +155,13 @@ def _too_small(linear: Linear, facts: Facts) -> bool:
 
     It does not begin to pay with `MANY_TOKENS` either, or loses with one scale per tensor too.
     """
-    gpu = modelled_gpu(facts)
-    if recipe_of(linear).granularity == "row":
-        rows = None if is_given(facts) else MANY_TOKENS
-        best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise"), facts, gpu, rows=rows)
-        return best is not None and speedup([best]) * (1 + ERROR) < 1
-    then = gain_of(linear, facts, gpu, rows=MANY_TOKENS)
-    return then is None or speedup([then]) < PAYS_FROM
+    gpu, by_row = modelled_gpu(facts), recipe_of(linear).granularity == "row"
+    rows = None if by_row and is_given(facts) else MANY_TOKENS
+    best = msgspec.structs.replace(linear, recipe="tensorwise") if by_row else linear
+    then = gain_of(best, facts, gpu, rows=rows)
+    if then is None:
+        return not by_row
+    return speedup([then]) < (1 / (1 + ERROR) if by_row else PAYS_FROM)
 
 
 def losing(facts: Facts, by: float = UNCERTAINTY) -> dict[str, Gain]:
@@ -193,7 +180,7 @@ def losing(facts: Facts, by: float = UNCERTAINTY) -> dict[str, Gain]:
 
 
 def _are_worth_a_filter(body: list[Linear], of_all: dict[str, Gain], facts: Facts) -> bool:
-    if crossing(facts, of_all.values()) is not None or (len(body) == len(of_all) and fp8_pays(facts)):
+    if crossing(facts) is not None or (len(body) == len(of_all) and fp8_pays(facts)):
         return False
     layers = judged(facts)
     if not all(recorded(each, "flops_share_pct") for each in layers):

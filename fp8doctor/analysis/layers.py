@@ -154,11 +154,7 @@ def makes_logits(linear: Linear, network: Network) -> bool:
 
 
 def would_be_converted(
-    linear: Linear,
-    *,
-    roles: Collection[str] = ("body",),
-    rewritten: bool = False,
-    padded: bool = False,
+    linear: Linear, *, roles: Collection[str] = ("body",), rewritten: bool = False, padded: bool = False
 ) -> bool:
     """Return whether a converter to FP8 takes this layer in 16 or 32 bits.
 

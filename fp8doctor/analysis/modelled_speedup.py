@@ -329,8 +329,7 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
     if not fp8 or not all(stack_of(linear).own_kernels for linear in fp8) or not is_given(facts):
         return None
     step, found = modelled_step(facts), modelled_speedup(facts)
-    bf16 = modelled_step(with_linears_compiled(in_bf16(facts), yes=True))
-    if step is None or bf16 is None or found is None or found.now is None:
+    if step is None or found is None or found.now is None:
         return None
     least = 1 + UNCERTAINTY
     if step.host_ms < step.busy_ms * least or found.now.value * least > 1:
@@ -341,7 +340,7 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
         return then.now.value if then and then.now else 0.0
 
     pays = first_that_pays(facts.workload.tokens or MANY_TOKENS, speedup_with)
-    return HostBound(step, bf16.step_ms, found.now.value, pays and pays[0])
+    return HostBound(step, found.bf16_ms, found.now.value, pays and pays[0])
 
 
 class Fixed(NamedTuple):

@@ -19,10 +19,6 @@ from fp8doctor.recipes import (
     stack_of,
 )
 
-FIRST_WITH_BF16 = (8, 0)
-"""Ampere. Source: Ampere tuning guide."""
-
-
 AMD_WITH_FP8 = ("gfx94", "gfx95", "gfx120", "gfx125")
 """Beginnings of the AMD architectures with FP8 matrix cores: CDNA 3 (fnuz types), CDNA 4, RDNA 4, gfx1250.
 Source: ``scaled_mm_arch_allowed`` of torch main, which takes gfx1250 from ROCm 7.14 on."""
@@ -35,7 +31,8 @@ def has_fp8(gpu: Gpu) -> bool:
 
 
 def has_bf16(gpu: Gpu) -> bool:
-    return gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16
+    """Return whether it does; NVIDIA's do from Ampere on. Source: Ampere tuning guide."""
+    return gpu.vendor == "amd" or capability(gpu) >= (8, 0)
 
 
 def capability(gpu: Gpu) -> VersionNumbers:

@@ -85,10 +85,7 @@ PARTS = {
 }
 """Parts as people ask for them -> families of `Breakdown`. All matmuls together tell what FP8's save."""
 
-PART_NAMES = {
-    "GEMMs": "matmuls",
-    "idle": "idle GPU",
-}
+PART_NAMES = {"GEMMs": "matmuls", "idle": "idle GPU"}
 """Part -> its name on a screen; the others are shown as they are."""
 
 UNEXPLAINED = "unexplained"

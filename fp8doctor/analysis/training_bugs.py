@@ -17,11 +17,6 @@ from fp8doctor.cost.matmul_counts import covers
 from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
 from fp8doctor.recipes import STACKS
 
-FIRST_BUCKET_BYTES = 2**20
-"""DDP splits no graph with fewer bytes of trained parameters. Source:
-``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``, torch 2.8 to 2.13; a graph of 0.25 MiB ran."""
-
-
 TE_PLACE = re.compile(r"\{transformer_engine>=([\d.]+)\}")
 
 
@@ -53,7 +48,7 @@ class TrainingBug(NamedTuple):
     def release(self, facts: Facts) -> str:
         words = {name: stack.in_words for name, stack in STACKS.items()} | {"megatron": "Megatron Core"}
         names = filter(None, (self.library, self.partner))
-        return " with ".join(f"{words.get(name, name)} {version_of(facts, name)}" for name in names)
+        return " with ".join(f"{words.get(name, name)} {_version(facts, name)}" for name in names)
 
     def written(self, facts: Facts) -> str:
         """Write the fix, with pip lines for the places ``{transformer_engine>=2.4}`` and ``{cudnn}``."""
@@ -66,15 +61,15 @@ class TrainingBug(NamedTuple):
             {self.partner: self.partner_versions} if self.partner else {}
         )
         return all(
-            (found := parsed(version_of(facts, name))) is not None
+            (found := parsed(_version(facts, name))) is not None
             and SpecifierSet(versions).contains(found, prereleases=True)
             for name, versions in wanted.items()
         )
 
 
-def version_of(facts: Facts, library: str) -> str | None:
+def _version(facts: Facts, library: str) -> str | None:
     if library in ("torch", "cudnn"):
-        version: str | None = facts.get(f"software.{library}")
+        version: str | None = facts.software.get(library)
         return version
     found = facts.software.packages.get(library)
     return found.get("version") if found else None
@@ -113,23 +108,10 @@ def layers_of(when: Mapping[str, Any], facts: Facts) -> list[Linear]:
     return [each for each in facts.network.fp8 if all(LAYER[name](each, when[name], facts) for name in last)]
 
 
-def _has(linear: Linear, features: Mapping[str, Any]) -> bool:
-    return all(
-        (bool(linear.features.get(name)) if value is True else linear.features.get(name)) == value
-        for name, value in features.items()
-    )
-
-
 def _begins(recipe: str | None, with_: str) -> bool:
     if recipe is None:
         raise Unrecorded(Linear, "recipe", "only a forward in FP8 shows the recipe")
     return recipe.startswith(with_)
-
-
-def _is_frozen_first(linear: Linear, facts: Facts) -> bool:
-    """Return whether a layer is its stack's first FP8 layer, frozen before layers that train."""
-    alike = [each for each in facts.network.fp8 if each.stack == linear.stack]
-    return alike[0] is linear and not linear.requires_grad and any(each.requires_grad for each in alike)
 
 
 def region_of(linear: Linear, facts: Facts, library: str) -> Checkpointing | None:
@@ -154,27 +136,26 @@ def is_split_by_ddp(linear: Linear, facts: Facts) -> bool:
         return False
     if dynamo.disabled or facts.get("observed.steps_ms"):
         return False
-    trained = [each for each in facts.network.fp8 if each.compiled is not None and each.requires_grad]
-    graphs = (
-        [each for each in trained if is_below(each, mark.name)]
-        for mark in facts.training.compile_marks
-        if mark.backend != "eager" and is_below(linear, mark.name)
-    )
-    sizes = [
-        sum(each.parameters * (4 if each.dtype == "float32" else 2) for each in graph) for graph in graphs
-    ]
-    below = is_below(linear, distributed.get("wrapper_at") or "")
-    return below and any(size > FIRST_BUCKET_BYTES for size in sizes)
+    marks = (mark.name for mark in facts.training.compile_marks if mark.backend != "eager")
+    return is_below(linear, distributed.get("wrapper_at") or "") and any(is_below(linear, at) for at in marks)
 
 
 LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {
     "stack": lambda linear, name, facts: linear.stack == name,
     "kind": lambda linear, pattern, facts: re.search(pattern, linear.kind) is not None,
     "role": lambda linear, role, facts: linear.role == role,
-    "features": lambda linear, features, facts: _has(linear, features),
+    "features": lambda linear, features, facts: all(
+        (bool(linear.features.get(name)) if value is True else linear.features.get(name)) == value
+        for name, value in features.items()
+    ),
     "trained": lambda linear, yes, facts: linear.requires_grad == yes,
     "compiled": lambda linear, yes, facts: linear.compiled is not None,
-    "frozen_first": lambda linear, yes, facts: _is_frozen_first(linear, facts),
+    # The first layer of its stack, frozen before layers that train.
+    "frozen_first": lambda linear, yes, facts: (
+        (alike := [each for each in facts.network.fp8 if each.stack == linear.stack])[0] is linear
+        and not linear.requires_grad
+        and any(each.requires_grad for each in alike)
+    ),
     "split_by_ddp": lambda linear, yes, facts: is_split_by_ddp(linear, facts),
     "checkpoint": lambda linear, library, facts: region_of(linear, facts, library) is not None,
     "accumulates": lambda linear, yes, facts: facts.workload.accumulate > 1,
@@ -188,10 +169,6 @@ LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {
 """Condition of an FP8 layer, and of its job, in the table -> whether it holds with the table's value."""
 
 
-def backend(facts: Facts) -> str | None:
-    return next(iter(facts.environment.backend_imports), None)
-
-
 JOB: dict[str, Callable[[Facts], bool]] = {
     "asks for FP8": lambda facts: fp8_was_asked_for(facts) is not None,
     "asks by a variable": lambda facts: asked_by_environment(facts.environment.variables) is not None,
@@ -201,8 +178,8 @@ JOB: dict[str, Callable[[Facts], bool]] = {
     "has te layers": lambda facts: any(
         each.use == "training" and each.stack == "transformer_engine" for each in facts.linears()
     ),
-    "takes torchao": lambda facts: backend(facts) == "AO",
-    "takes te": lambda facts: backend(facts) == "TE",
+    "takes torchao": lambda facts: [*facts.environment.backend_imports][:1] == ["AO"],
+    "takes te": lambda facts: [*facts.environment.backend_imports][:1] == ["TE"],
     "is in FSDP1": lambda facts: facts.get("training.distributed.wrapper") == "FSDP1",
     "is in FSDP2": lambda facts: facts.get("training.distributed.wrapper") == "FSDP2",
     "uses FSDP": lambda facts: facts.environment.variables.get("ACCELERATE_USE_FSDP", "").lower() == "true",

@@ -3,6 +3,7 @@
 Only a user can carry out a treatment without a record."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -97,34 +98,18 @@ def _recipe_change(of: Recipe) -> TreatmentRecord:
     runs, changes = ("fp8_recipes.another_te_recipe", "the autocast") if te else ("", "model")
     if of.operands:  # a setting of Float8Linear; other recipes are other layers
         runs = "fp8_recipes.another_recipe"
-    return TreatmentRecord(
-        of.treatment,
-        of.words,
-        runs,
-        "recipe",
-        changes,
-        recipe=of.name,
-        then=lambda facts, treatment: with_recipe(facts, of.name),
-    )
+    then: Change = lambda facts, treatment: with_recipe(facts, of.name)  # noqa: E731
+    return TreatmentRecord(of.treatment, of.words, runs, "recipe", changes, recipe=of.name, then=then)
 
 
 def _conversion(of: Recipe) -> TreatmentRecord:
-    return TreatmentRecord(
-        f"convert-{of.name}",
-        "",
-        "fp8_recipes.convert",
-        "convert",
-        recipe=of.name,
-        then=lambda facts, treatment: in_fp8(facts, to_convert(facts), of.name),
-    )
+    then: Change = lambda facts, treatment: in_fp8(facts, to_convert(facts), of.name)  # noqa: E731
+    name, runs = f"convert-{of.name}", "fp8_recipes.convert"
+    return TreatmentRecord(name, "", runs, "convert", recipe=of.name, then=then)
 
 
 def _compiled(facts: Facts, treatment: Treatment) -> Facts:
     return with_linears_compiled(facts, yes=True)
-
-
-def _switched_on(facts: Facts, treatment: Treatment) -> Facts:
-    return with_each(facts, lambda each: replace(each, engaged=None) if each.use == "training" else each)
 
 
 def _kept_in_bf16(facts: Facts, treatment: Treatment) -> Facts:
@@ -143,74 +128,51 @@ def _padded(facts: Facts, treatment: Treatment) -> Facts:
     return with_each(facts, padded)
 
 
-CONVERT_OTHERS = """
-convert-experts convert-the-rest experts-by-grouped-gemm one-precision pad-dimensions
-pad-tokens plain-linears
-"""
-"""Treatments by hand that convert other layers, or give layers other shapes."""
-
+BY_HAND = "convert-experts convert-the-rest experts-by-grouped-gemm one-precision pad-dimensions pad-tokens"
 COMPILE_AGAIN = "call-compiled-object default-backend enable-dynamo unset-torchdynamo-disable"
-"""Treatments by hand that let the user's own torch.compile work."""
+
+_of_fp8 = partial(TreatmentRecord, other_layers=True)
+_of_both = partial(TreatmentRecord, helps_bf16_too=True)
 
 _ALL = (
     TreatmentRecord(
-        TE_AUTOCAST, "switched on", "fp8_recipes.te_autocast", "", "the autocast", then=_switched_on
+        TE_AUTOCAST,
+        "switched on",
+        "fp8_recipes.te_autocast",
+        changes="the autocast",
+        then=lambda facts, treatment: with_each(facts, lambda each: replace(each, engaged=None)),
     ),
     TreatmentRecord("cache-off", "no KV cache", "forms.cache_off"),
-    TreatmentRecord(
-        AUTOCAST_BF16,
-        "BF16 autocast",
-        "forms.autocast_bf16",
-        "precision",
-        "the autocast",
-        helps_bf16_too=True,
-    ),
-    TreatmentRecord(
+    _of_both(AUTOCAST_BF16, "BF16 autocast", "forms.autocast_bf16", "precision", "the autocast"),
+    _of_both(
         CHECKPOINTING_OFF,
         "no checkpointing",
         "forms.checkpointing_off",
-        helps_bf16_too=True,
         then=lambda facts, treatment: with_each(facts, lambda each: replace(each, checkpointed=None)),
     ),
-    TreatmentRecord(
-        KEEP_IN_BF16,
-        "some layers in BF16",
-        "forms.keep_in_bf16",
-        "bf16",
-        then=_kept_in_bf16,
-        other_layers=True,
-    ),
-    TreatmentRecord(
-        "fused-optimizer",
-        "fused optimizer",
-        "forms.fused_optimizer",
-        "",
-        "the optimizer",
-        helps_bf16_too=True,
-    ),
+    _of_fp8(KEEP_IN_BF16, "some layers in BF16", "forms.keep_in_bf16", "bf16", then=_kept_in_bf16),
+    _of_both("fused-optimizer", "fused optimizer", "forms.fused_optimizer", "", "the optimizer"),
     _compiling(COMPILE_BLOCKS, "compiled"),
     _compiling(COMPILE_MODEL, "compiled whole"),
     _compiling(COMPILE_LAYERS, "layers compiled", "forms.compile_layers"),
     TreatmentRecord(STAY_IN_BF16, "", "forms.stay_in_bf16", "bf16"),
-    TreatmentRecord(
+    _of_both(
         ADAPTERS_TO_BF16,
         "BF16 adapters",
         "forms.adapters_to_bf16",
-        helps_bf16_too=True,
         then=lambda facts, treatment: with_adapters_in_bf16(facts),
     ),
-    TreatmentRecord("attention-sdpa", "fused attention", "forms.attention_sdpa", helps_bf16_too=True),
-    TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True, for_fp8=True),
-    TreatmentRecord(PAD_VOCABULARY, helps_bf16_too=True, then=_padded),
+    _of_both("attention-sdpa", "fused attention", "forms.attention_sdpa"),
+    _of_both(LARGER_BATCH, "larger batch", for_fp8=True),
+    _of_both(PAD_VOCABULARY, then=_padded),
     TreatmentRecord(
         MORE_TOKENS, then=lambda facts, treatment: with_tokens(facts, treatment.tokens), for_fp8=True
     ),
     TreatmentRecord("look-at-the-trace", for_fp8=True),
-    TreatmentRecord("name-backend-and-precision", other_layers=True, to_start=True),
+    _of_fp8("name-backend-and-precision", to_start=True),
     TreatmentRecord("install-fp8-backend", to_start=True),
     TreatmentRecord("spell-backend", to_start=True),
-    *(TreatmentRecord(each, other_layers=True) for each in (COMPILE_STORED, *ON_THIS_GPU.values())),
-    *(TreatmentRecord(each, other_layers=True) for each in CONVERT_OTHERS.split()),
+    *map(_of_fp8, (COMPILE_STORED, *ON_THIS_GPU.values(), *BY_HAND.split(), "plain-linears")),
     *(TreatmentRecord(each, then=_compiled) for each in COMPILE_AGAIN.split()),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(_conversion(each) for each in RECIPES.values() if each.operands),  # rowwise in older reports
@@ -283,7 +245,6 @@ VARIANTS: dict[str, str] = {
     ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
     ArmName.SELF_CHECK: "the same step again",
     ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
-    "as_is_compiled": "FP8 compiled",
 }
 """Name of a variant -> what a user calls it; `variant` knows the others."""
 

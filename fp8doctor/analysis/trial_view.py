@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
 
@@ -22,13 +22,7 @@ from fp8doctor.analysis.compile_coverage import own_compile
 from fp8doctor.analysis.own_step import compiles_any, watched
 from fp8doctor.analysis.significance import LITTLE, Number, holding, interval
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
-from fp8doctor.analysis.treatment_table import (
-    COMPILE_BLOCKS,
-    family,
-    that_help_bf16_too,
-    traits,
-    variant,
-)
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too, traits, variant
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -243,10 +237,6 @@ class TrialView:
         late = (all_changes(self.trial, each) for name, each in self.late.items() if not is_in_bf16(name))
         return any({*of.changes} <= {*each} for each in late)
 
-    def made_by(self, names: Collection[str]) -> Variant | None:
-        """Find the timed FP8 step that has just these changes."""
-        return next((each for each in self.in_fp8 if {*each.changes} == {*names}), None)
-
     @cached_property
     def gives_up_fp8(self) -> bool:
         """Return whether the plan takes a job in FP8 to BF16."""
@@ -343,11 +333,6 @@ class TrialView:
             for each in arms
             if not each.get("tried", True) and why_of(each) is Reason.DOES_NOT_FIT
         }
-
-    @cached_property
-    def copies_do_not_fit(self) -> bool:
-        """Return whether a copy of the step as it is takes more memory than there is."""
-        return any(each.get("name") == ArmName.AS_IS for each in self.too_large.values())
 
     @cached_property
     def late(self) -> dict[str, Arm]:

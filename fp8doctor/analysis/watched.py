@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.arms import arm, timed_on_cpu
 from fp8doctor.analysis.significance import EVEN, WIDEST, Number, interval
 from fp8doctor.cost.matmul_counts import micro_batches
-from fp8doctor.facts import Facts, Observation, Rank, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Observation, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import percent
 
@@ -65,10 +65,16 @@ def waiting_first(facts: Facts) -> str:
     return f"The step {' and '.join(told)}" if told else ""
 
 
+def _copy(facts: Facts) -> Arm | None:
+    """Return the timed copy of a watched step, if a GPU ran both."""
+    on_gpu = facts.observed.clock == "cuda" and not timed_on_cpu(facts)
+    return arm(facts, ArmName.AS_IS) if on_gpu else None
+
+
 def script_overhead(facts: Facts) -> str:
     """Say how much longer the script's step is than its timed copy, beyond waits and scatter; else empty."""
-    seen, copy = facts.observed, arm(facts, ArmName.AS_IS)
-    if copy is None or not copy.step_ms or seen.clock != "cuda" or timed_on_cpu(facts):
+    seen, copy = facts.observed, _copy(facts)
+    if copy is None or not copy.step_ms:
         return ""
     own, before_ms = interval(seen.steps_ms), median(_before_forward(seen) or (0.0,))
     waited_ms = _data_ms(seen) + max(before_ms, seen.get("host_copies_ms", 0.0))
@@ -157,8 +163,8 @@ def exposed_ms(observed: Observation) -> float | None:
     A profiled step may be longer than the others; theirs have at most the time that computing leaves.
     """
     alone_ms = observed.breakdown.families_ms.get("communication", 0.0)
-    left_ms = (median(observed.steps_ms) - ms for ms in _computing(observed))
-    return next((max(0.0, min(alone_ms, ms)) for ms in left_ms), None)
+    left_ms = [median(observed.steps_ms) - ms for ms in _computing(observed)]
+    return max(0.0, min(alone_ms, *left_ms)) if left_ms else None
 
 
 def exposed_of_ranks(facts: Facts) -> tuple[float, ...]:
@@ -177,9 +183,8 @@ longer on a busy host, and its bounds held."""
 
 def copy_overhead(facts: Facts) -> bool:
     """Return whether the timed copy takes longer than the job's own step by more than `MOST_SLOWER`."""
-    seen, copy = facts.observed, arm(facts, ArmName.AS_IS)
-    slower = copy and copy.step_ms and copy.step_ms > (1 + MOST_SLOWER) * median(seen.steps_ms)
-    return bool(slower) and seen.clock == "cuda" and not timed_on_cpu(facts)
+    copy_ms = copy.step_ms if (copy := _copy(facts)) else None
+    return bool(copy_ms) and (copy_ms or 0.0) > (1 + MOST_SLOWER) * median(facts.observed.steps_ms)
 
 
 def timed_alone(facts: Facts) -> bool:
@@ -191,13 +196,9 @@ def timed_alone(facts: Facts) -> bool:
     """
     if not any(each.tried for each in facts.arms()):
         return False
-    return _is_spread(facts) or bool(if_recorded(script_overhead, facts) or if_recorded(_steps_differ, facts))
-
-
-def _steps_differ(facts: Facts) -> bool:
-    """Return whether a script's steps on a GPU differ by more than a machine makes them."""
-    steps = interval(facts.observed.steps_ms)
-    return facts.observed.clock == "cuda" and steps.high >= WIDEST * steps.low
+    steps = interval(facts.get("observed.steps_ms") or (1.0,))  # a machine makes them differ by less
+    differ = facts.get("observed.clock") == "cuda" and steps.high >= WIDEST * steps.low
+    return _is_spread(facts) or differ or bool(if_recorded(script_overhead, facts))
 
 
 def _is_spread(facts: Facts) -> bool:
@@ -219,13 +220,13 @@ def whole_speedup(
     """
     if speedup is None or speedup.basis != "measured" or speedup.side == "open" or not bf16_ms:
         return None
-    seen = facts.observed
-    copy, own_ms = arm(facts, ArmName.AS_IS), exposed_ms(seen)
-    if not timed_alone(facts) or own_ms is None or not seen.steps_ms or not copy:
+    seen, copy = facts.observed, arm(facts, ArmName.AS_IS)
+    own_ms, copy_ms = exposed_ms(seen), copy.step_ms if copy else None
+    if not timed_alone(facts) or own_ms is None or not seen.steps_ms or not copy or not copy_ms:
         return None
-    watched, copy_ms = interval(seen.steps_ms), copy.step_ms or 0.0
+    watched = interval(seen.steps_ms)
     whole_ms = watched.value
-    if not copy_ms or copy_overhead(facts):
+    if copy_overhead(facts):
         return None  # the copy, which has less to do, took longer
     on_top_ms = max(0.0, whole_ms - copy_ms)
     if not has_fp8:

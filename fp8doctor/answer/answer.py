@@ -336,7 +336,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     end = said.compared.end
     lacks_fair_bf16 = measured and said.compared.gain and end and end.in_fp8 and not said.compared.end_speedup
     is_whole_open = said.lacks_whole or (whole and whole[0] < 1 < whole[1])
-    needs_run = view.copies_do_not_fit and view.watched is not None
+    copy = as_is(facts)
+    needs_run = copy is not None and copy in view.too_large.values() and view.watched is not None
     questions = (
         (decides, decides, time_it),
         (measured and speedup is not None and speedup.side == "open", NOISE, time_it),

@@ -105,7 +105,8 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         late = _late_bf16(view.late_bf16.name, now, share, view)
     end = view.end if view.end and steps else now
     if now is None:
-        end = view.made_by({step.treatment.name for step in steps})
+        names = {step.treatment.name for step in steps}
+        end = next((each for each in view.in_fp8 if {*each.changes} == names), None)
     if view.own_bf16_left_out and stays_in_bf16(steps):
         end = None  # the lines keep the user's own compile, under which BF16 was not timed
     changed = end if end is not now else None

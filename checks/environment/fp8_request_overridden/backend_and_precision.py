@@ -110,17 +110,15 @@ def fp8_setting_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplica
         return kit.NotApplicable(reason="no FP8 setting that Accelerate reads by another name")
     idle = [name for name in written if f"ACCELERATE_{name}" not in variables]
     settings = [f"{name}={variables[name]}" for name in idle]
-    why = [f"Accelerate reads ACCELERATE_{name} instead." for name in idle]
-    lines = [f"unset {name}   # or export ACCELERATE_{name}: {UNREAD[name]}" for name in idle]
     if not settings:
         return None
     return kit.Finding(
         title=f"Nothing reads {' or '.join(settings)}",
-        explanation=" ".join(why),
+        explanation=" ".join(f"Accelerate reads ACCELERATE_{name} instead." for name in idle),
         evidence={"settings": tuple(settings)},
         treatment=kit.Treatment(
             name="use-settings-that-are-read",
             summary="use the name that Accelerate reads, or delete the setting",
-            code="\n".join(lines),
+            code="\n".join(f"unset {name}   # or export ACCELERATE_{name}: {UNREAD[name]}" for name in idle),
         ),
     )

@@ -9,8 +9,6 @@ import torch._dynamo
 from torch import nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from fp8doctor.facts.arm_names import Reason
-from tests.checks.arms import failed, timed
 from tests.checks.models import by_block
 from tests.checks.rules import Look, fix_of, found_by, outcome_of
 from tests.checks.trials import tried
@@ -56,11 +54,6 @@ def test_a_cache_that_compiles_nothing_again(look: Look) -> None:
     checkpointed.gradient_checkpointing_enable()
     for model in (checkpointed, cached(12, compiled=False)):
         assert outcome_of(AGAIN, look(model)) == "not_applicable"
-
-
-def test_compiling_while_it_is_timed(look: Look) -> None:
-    late = failed("as_is", "", why=Reason.STILL_COMPILING)
-    assert found_by(AGAIN, timed(look(cached(1)), late)).severity == "warning"
 
 
 def test_the_blocks_that_hold_the_cache_are_counted(look: Look) -> None:
