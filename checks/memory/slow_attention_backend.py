@@ -59,7 +59,7 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     eager = [each for each in attentions if each.implementation == "eager"]
     avoidable = [each for each in eager if each.has_sdpa and not each.needs_eager]
     torchs = [each for each in attentions if each.implementation == "sdpa"]
-    now = on_gpu(facts)
+    now = kit.step_difference.step_on_gpu(facts)  # on a CPU, torch takes other backends
     unfused = kit.step_difference.plain_attention(now) if now else None
     evidence: dict[str, kit.facts.Value | tuple[kit.facts.Value, ...]] = {}
     why = ""
@@ -90,13 +90,6 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     else:
         return kit.NotApplicable(reason="neither a configuration nor a profiled GPU step shows the attention")
     return kit.Finding(title=title, explanation=why.strip(), evidence=evidence, treatment=treatment)
-
-
-def on_gpu(facts: kit.Facts) -> kit.Arm | None:
-    """Return the step as it is on a GPU: on a CPU, torch's attention takes other backends."""
-    if not kit.recorded(facts, "trial.arms"):
-        return kit.step_difference.watched_on_gpu(facts)
-    return None if facts.trial.device == "cpu" else kit.arms.arm(facts, kit.ArmName.AS_IS)
 
 
 def why_not_fused(facts: kit.Facts, torchs: list[kit.facts.Attention]) -> tuple[str, kit.Treatment]:

@@ -204,26 +204,26 @@ def waits_for_the_host(arm: Arm, share_pct: float = HOST_BOUND_PCT) -> bool:
     return 100 * idle / shortest > share_pct and found.host_wait_pct >= HOST_WAIT_PCT
 
 
-def watched_on_gpu(facts: Facts) -> Arm | None:
-    """Write a script's watched steps as the variant ``as_is``; None without a profile.
+def step_on_gpu(facts: Facts) -> Arm | None:
+    """Return the step as it is on a GPU: the trial's, else a profiled one of a watched script.
 
-    Its waits for data are not idle time: another check reports them.
+    A script's waits for data are not idle time: another check reports them.
     """
-    if not recorded(facts, "observed.breakdown") or facts.observed.clock != "cuda":
+    if recorded(facts, "trial.arms"):
+        return None if facts.trial.device == "cpu" else arm(facts, ArmName.AS_IS)
+    step = watched(facts) if facts.get("observed.clock") == "cuda" else None
+    parts = step.get("breakdown") if step else None
+    if step is None or parts is None:
         return None
-    step, data_ms = watched(facts), facts.observed.data_ms
-    if step is None or step.breakdown is None:
-        return None
-    idle_ms = max(0.0, step.breakdown.idle_ms - (median(data_ms) if data_ms else 0.0))
-    return replace(step, breakdown=replace(step.breakdown, idle_ms=idle_ms))
+    idle_ms = max(0.0, parts.idle_ms - median(facts.observed.data_ms or (0.0,)))
+    return replace(step, breakdown=replace(parts, idle_ms=idle_ms))
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
     """Return the GPU's step, its breakdown and ms; on a CPU nothing applies. Raises `Unrecorded`."""
-    now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
+    now = step_on_gpu(facts)
     if now is None and facts.trial.device == "cpu":
         return NotApplicable(reason="the step as it is was not timed on a GPU")
-    now = now or arm(facts, ArmName.AS_IS)
     found = breakdown_of(now) if now else None
     if now is None or found is None or not now.step_ms:
         why = why_unknown(now) if now else "was not timed"
