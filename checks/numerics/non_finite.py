@@ -47,8 +47,7 @@ def non_finite(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return kit.NotApplicable(reason="no layer is set up for FP8 training")
     checked = [each for each in facts.trial.arms if each.tried and each.non_finite is not None]
     seen = [each for each in checked if each.name in (kit.ArmName.AS_IS, kit.ArmName.PRESCRIBED)]
-    bf16 = [each for each in checked if each.name in kit.arm_names.BF16_BASELINES]
-    if not seen or not bf16:
+    if not seen or finite.bf16 is None:
         return kit.NotApplicable(reason=f"the trial could not check a step in {'BF16' if seen else 'FP8'}")
     if finite.bf16 is False:
         return kit.NotApplicable(reason="loss or gradients are not finite in BF16 either")

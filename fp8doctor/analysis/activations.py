@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.layers import computes_forward_in_fp8
 from fp8doctor.cost.layer import uncompiled
-from fp8doctor.cost.matmul_counts import calls_of, micro_batches, routed_rows, rows_of
-from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, has_vocabulary
+from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, call_of, has_vocabulary
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of
 
@@ -81,7 +81,8 @@ def kept_gib(facts: Facts) -> float | None:
     Attention in the open keeps its scores too, whose size is not in the facts.
     """
     linears, attentions = facts.network.linears, facts.network.get("attentions", ())
-    rows = {each.name: _rows(each, facts) or 0 for each in linears}
+    calls = {each.name: call_of(each, facts) for each in linears}
+    rows = {name: each.rows * each.count for name, each in calls.items()}
     if any(each.get("implementation") == "eager" for each in attentions) or not all(rows.values()):
         return None
     bytes_per_logit = LOGIT_BYTES["16bit" if has_vocabulary(facts.network) else "mean"]
@@ -105,8 +106,8 @@ def kept_gib(facts: Facts) -> float | None:
             begins[region] = max(begins.get(region, entry), entry, key=lambda each: each[0])
     kept = kept_by_region(kept_layers)
     always = sum(kept.pop(None, (0.0, 0.0))) + sum(size for _, size in begins.values())
-    calls = max(1, micro_batches(facts) // (facts.get("observed.backwards") or micro_batches(facts)))
-    return calls * (always + max(map(sum, kept.values()), default=0.0) + logits) / GIB
+    times = max(1, micro_batches(facts) // (facts.get("observed.backwards") or micro_batches(facts)))
+    return times * (always + max(map(sum, kept.values()), default=0.0) + logits) / GIB
 
 
 def dequantized_gib(facts: Facts) -> float:
@@ -121,13 +122,6 @@ def dequantized_gib(facts: Facts) -> float:
         if each.use == "storage" and not again:
             kept[each.get("checkpointed")] += 2.0 * each.in_features * each.out_features * each.gemms / GIB
     return kept.pop(None, 0.0) + max(kept.values(), default=0.0)
-
-
-def _rows(linear: Linear, facts: Facts) -> int | None:
-    if linear.role == "experts":
-        return routed_rows(linear, facts)
-    rows = rows_of(linear, facts)
-    return rows * calls_of(linear, facts) if rows else None
 
 
 def _bytes_each(linear: Linear, facts: Facts) -> float:

@@ -1,20 +1,14 @@
 """Sides and rows that matmul kernels cannot take: which may be padded, and the lines that pad them."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-from msgspec.structs import replace
+from collections.abc import Sequence
 
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.treatment_table import PAD_VOCABULARY
 from fp8doctor.cost.gemm import MULTIPLE, PADDED, padded_side
-from fp8doctor.cost.layer import calls_ms
-from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, rows_seen
-from fp8doctor.cost.step_cost import call_of, modelled_saving, modelled_step
+from fp8doctor.cost.matmul_counts import is_grouped, rows_seen
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
-from fp8doctor.finding import Saving, Treatment
-from fp8doctor.gpus import GpuSpec, modelled_gpu
+from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
 
 
@@ -79,49 +73,17 @@ def pad_batch(workload: Workload, multiple: int) -> Treatment:
     return Treatment(name="pad-tokens", summary=summary, code=line, kind="sketch")
 
 
-class SlowHead(NamedTuple):
-    """A head in 16 bits whose rows do not begin at 16 bytes, and its matmuls' times in a step."""
+def odd_head(facts: Facts) -> Linear | None:
+    """Find the head over an odd vocabulary in 16 bits whose rows do not begin at 16 bytes; None without one.
 
-    head: Linear
-    now_ms: float
-    padded_ms: float
-    saving: Saving
-    step_ms: float
-
-
-def slow_head(facts: Facts) -> SlowHead | None:
-    """Find the head over an odd vocabulary; None without one, or if neither step nor GPU are known.
-
-    The saving is modelled, and at most what the profile leaves. Without a profile no compiled layer counts:
-    Inductor may pad it.
+    Without a profile no compiled layer counts: Inductor may pad it.
     """
-    gpu, timed, vocabulary = modelled_gpu(facts), as_is(facts), facts.network.get("vocabulary")
-    step_ms = timed.get("step_ms") if timed else None
-    breakdown = timed.get("breakdown") if timed and step_ms and facts.trial.device != "cpu" else None
-    if breakdown is None:
-        step_ms = modelled.step_ms if (modelled := modelled_step(facts)) else None
-    in_16_bits = [each for each in facts.network.linears if each.use == "none"]
-    odd = [each for each in in_16_bits if each.role == "head" and each.out_features == vocabulary]
-    odd = [each for each in odd if each.out_features % MULTIPLE and each.dtype in ("bfloat16", "float16")]
-    head = next((each for each in odd if breakdown is not None or each.compiled is None), None)
-    if head is None or gpu is None or step_ms is None or facts.workload.tokens is None:
-        return None
-    now, padded = _gemms_ms([head], facts, gpu), _gemms_ms([_padded(head)], facts, gpu)
-    most = now - padded
-    if breakdown is not None:
-        left_ms = breakdown.families_ms.get("gemm_16bit", 0.0)
-        most = min(most, left_ms - _gemms_ms(map(_padded, in_16_bits), facts, gpu))
-    return SlowHead(head, now, padded, modelled_saving(most, gpu.name), step_ms)
-
-
-def _padded(linear: Linear) -> Linear:
-    k, n = padded_side(linear.in_features), padded_side(linear.out_features)
-    return replace(linear, in_features=k, out_features=n)
-
-
-def _gemms_ms(linears: Iterable[Linear], facts: Facts, gpu: GpuSpec) -> float:
-    calls = [call_of(each, facts) for each in linears]
-    return micro_batches(facts) * calls_ms(calls, gpu, "compiled", autocast=True).of("gemm_16bit")
+    timed, vocabulary = as_is(facts), facts.network.get("vocabulary")
+    profiled = timed is not None and facts.trial.device != "cpu" and timed.get("breakdown") is not None
+    heads = [each for each in facts.network.linears if each.use == "none" and each.role == "head"]
+    odd = [each for each in heads if each.out_features == vocabulary and each.out_features % MULTIPLE]
+    known = (each for each in odd if each.dtype in ("bfloat16", "float16"))
+    return next((each for each in known if profiled or each.compiled is None), None)
 
 
 def pad_vocabulary(vocabulary: int, network: Network) -> Treatment:

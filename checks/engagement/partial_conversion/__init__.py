@@ -106,14 +106,15 @@ def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     loses = kit.if_recorded(kit.layer_gain.would_lose, linear, facts, fp8[0].recipe)
     if loses or kit.layers.too_small(linear, rowwise=by_row):
         return False
-    rows = kit.cost.rows_of(linear, facts) if kit.layer_gain.is_given(facts) else None
-    gpu = kit.cost.modelled_gpu(facts)
+    gpu, known = (
+        kit.cost.modelled_gpu(facts),
+        kit.layer_gain.is_given(facts) and kit.cost.rows_of(linear, facts),
+    )
     unmodelled = linear.role == "experts" or linear.features.get("own_forward")
-    if not rows or unmodelled or gpu is None or not gpu.fp8_tflops:
+    if not known or unmodelled or gpu is None or not gpu.fp8_tflops:
         return True
-    cost = kit.cost.linear_cost(linear, rows, gpu)
-    error = kit.layer_gain.ERROR
-    return cost is not None and cost.bf16_ms - cost.fp8_ms - cost.casts_ms > error * cost.bf16_ms
+    gain = kit.layer_gain.gain_of(linear, facts, gpu)
+    return gain is not None and not gain.loses(-kit.layer_gain.ERROR)
 
 
 def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
