@@ -27,7 +27,8 @@ PAYS = 1.10  # speedup of experts below which their casts are reported: a choice
 
 @kit.check("SHP002", "gemms-too-small", severity="warning", was="SHP004", changes_fp8=True)
 def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    if not kit.layer_gain.gains(facts):
+    gpu = kit.cost.modelled_gpu(facts)
+    if gpu is None or not kit.layer_gain.gains(facts):
         none = kit.NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
         return kit.if_recorded(small_experts, facts) or none
     found = kit.layer_gain.losing(facts)
@@ -50,7 +51,7 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     return kit.Finding(
         title=f"{kit.plural(len(layers), 'layer')} of {len(fp8)} (in x out {shown}) "
         f"{'is' if len(layers) == 1 else 'are'} too small to gain from FP8 (estimated){which}",
-        explanation=f"Estimated for {lost[0].gpu}: their matmuls take {bf16:.{digits}f} ms/step in BF16 and "
+        explanation=f"Estimated for {gpu.name}: their matmuls take {bf16:.{digits}f} ms/step in BF16 and "
         f"{in_fp8:.{digits}f} ms in FP8, their casts {casts:.{digits}f} ms.{rounds}",
         evidence={"losing_layers": len(layers), "first": layers[0].name, **ms},
         treatment=kit.stay_in_bf16(facts, "FP8 pays off for none of these shapes")

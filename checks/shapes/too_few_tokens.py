@@ -29,23 +29,24 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if not kit.layer_gain.gains(facts):
         return kit.NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
     found = kit.layer_gain.crossing(facts)
-    if found is None:
+    gpu = kit.cost.modelled_gpu(facts)
+    if found is None or gpu is None:
         return None
+    enough, now, then = found
     tokens, per = workload.tokens or 1, "micro-batch" if workload.accumulate > 1 else "step"
     return kit.Finding(
-        title=f"{tokens:,} tokens per {per} are too few for the FP8 layers; they gain "
-        f"from about {found.tokens:,}",
-        explanation=f"Matmuls and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 "
-        f"with these tokens, and at {found.speedup_then:.2f}x with {found.tokens:,} (estimated for "
-        f"{found.gpu}). A step that waits for the host, or for anything else outside them, gains less.",
+        title=f"{tokens:,} tokens per {per} are too few for the FP8 layers; they gain from about {enough:,}",
+        explanation=f"Matmuls and compiled casts of the FP8 layers run at {now:.2f}x of BF16 "
+        f"with these tokens, and at {then:.2f}x with {enough:,} (estimated for "
+        f"{gpu.name}). A step that waits for the host, or for anything else outside them, gains less.",
         evidence={
             "tokens": tokens,
-            "crossing_tokens": found.tokens,
-            "speedup_now": round(found.speedup_now, 3),
-            "speedup_then": round(found.speedup_then, 3),
+            "crossing_tokens": enough,
+            "speedup_now": round(now, 3),
+            "speedup_then": round(then, 3),
         },
-        treatment=kit.treatments.more_tokens(facts, found.tokens)
-        or kit.stay_in_bf16(facts, f"FP8 needs {found.tokens // tokens:g} times the batch"),
+        treatment=kit.treatments.more_tokens(facts, enough)
+        or kit.stay_in_bf16(facts, f"FP8 needs {enough // tokens:g} times the batch"),
     )
 
 

@@ -46,7 +46,6 @@ class Gain(msgspec.Struct, frozen=True):
     """As they are in a compiled step."""
     times: int
     """Repetitions in a step: micro-batches, calls of the layer, and matmuls of that shape."""
-    gpu: str
 
     @property
     def ms(self) -> float:
@@ -65,7 +64,7 @@ def gain_of(linear: Linear, facts: Facts, gpu: GpuSpec | None, rows: int | None 
     if gpu is None or cost is None:
         return None
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
-    return Gain(cost.bf16_ms, cost.fp8_ms, cost.casts_ms, times, gpu.name)
+    return Gain(cost.bf16_ms, cost.fp8_ms, cost.casts_ms, times)
 
 
 def judged(facts: Facts) -> list[Linear]:
@@ -93,22 +92,12 @@ def speedup(of: Collection[Gain]) -> float:
     return sum(gain.times * gain.bf16_ms for gain in of) / in_fp8
 
 
-class Crossing(msgspec.Struct, frozen=True):
-    """Tokens of a micro-batch with which FP8 begins to pay."""
-
-    tokens: int
-    speedup_now: float
-    """BF16 matmuls / (FP8 matmuls + casts), with the tokens there are."""
-    speedup_then: float
-    gpu: str
-
-
 def is_given(facts: Facts) -> bool:
     return recorded(facts, "workload") and facts.workload.batch_source == "given"
 
 
-def crossing(facts: Facts) -> Crossing | None:
-    """Find where FP8 begins to pay; None if no number of tokens decides.
+def crossing(facts: Facts) -> tuple[int, float, float] | None:
+    """Find the tokens from which FP8 pays, with `speedup` now and then; None if no number of them decides.
 
     That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or if the
     batch is not the user's.
@@ -127,7 +116,7 @@ def crossing(facts: Facts) -> Crossing | None:
 
     if (pays := first_that_pays(tokens, with_tokens)) is None:
         return None
-    return Crossing(pays[0], speedup(now), pays[1], now[0].gpu)
+    return pays[0], speedup(now), pays[1]
 
 
 def first_that_pays(tokens: int, speedup_with: Callable[[int], float]) -> tuple[int, float] | None:

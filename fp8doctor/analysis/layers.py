@@ -221,21 +221,17 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
 
     Experts keep the share of a token's visits, because the router decides their rows in every step.
     """
-    known = [each for each in linears if recorded(each, "flops_share_pct")]
-    counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
-    tokens = step_tokens(facts) or max(counted, default=0)
-    if counted <= {tokens} and not any(never_called(each, facts) for each in facts.linears()):
-        return sum(each.flops_share_pct or 0.0 for each in known)
+    every = facts.linears()
+    tokens = step_tokens(facts) or max((sum(rows_seen(each, facts)) for each in every), default=0) or 1
 
-    def by_rows(linear: Linear) -> float:
-        if never_called(linear, facts):
+    def work(linear: Linear) -> float:
+        if not recorded(linear, "flops_share_pct") or never_called(linear, facts):
             return 0.0
         seen = () if linear.role == "experts" else rows_seen(linear, facts)
         return (linear.flops_share_pct or 0.0) * (sum(seen) or tokens)
 
-    of_all = (each for each in facts.network.linears if recorded(each, "flops_share_pct"))
-    total = sum(map(by_rows, of_all)) / 100.0
-    return sum(map(by_rows, known)) / total if total else 0.0
+    total = sum(map(work, every))
+    return 100 * sum(map(work, linears)) / total if total else 0.0
 
 
 def never_called(linear: Linear, facts: Facts) -> bool:
@@ -244,13 +240,11 @@ def never_called(linear: Linear, facts: Facts) -> bool:
     A head, a layer of LoRA's and a projection of attention's may be multiplied without being called: fused
     kernels read their weights.
     """
-    timed, fake = recorded(facts, "trial.rows"), recorded(facts, "workload.rows")
-    counted = (facts.trial.rows if timed else {}) or (facts.workload.rows if fake else {})
+    counted = facts.get("trial.rows") or facts.get("workload.rows")
     if not counted or linear.name in counted:
         return False
-    told = all(recorded(linear, each) for each in ("role", "adapter", "features"))
-    body = told and linear.role == "body" and linear.adapter is None
-    return body and not linear.features.get("functional")
+    body = linear.get("role") == "body" and linear.get("adapter", "") is None
+    return body and not linear.get("features", {}).get("functional")
 
 
 def shares_are_known(facts: Facts) -> bool:
