@@ -58,8 +58,9 @@ def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     """Estimate how many blocks can keep their activations; only a base stored in FP8 may fill the GPU."""
     if any(kit.stack_of(each).under_autocast and each.checkpointed for each in facts.network.fp8):
         return kit.NotApplicable(reason="Transformer Engine's layers are recomputed, which CKP002 looks at")
-    found = kit.memory.fit(facts)
-    without = kit.memory.recomputing(found, facts, {}) if found else None
+    found, off = kit.memory.fit(facts), kit.treatments.checkpointing_off(facts)
+    then = kit.memory.fit(kit.treatment_table.after(facts, [off]))
+    without = then.now if then and then.now.activations is not None else None
     blocks = sum(kit.compile_coverage.recomputed(each, facts) for each in facts.network.blocks)
     if found is None or without is None or not blocks:
         return kit.NotApplicable(reason="no estimate of its memory: that needs blocks and their rows")
@@ -81,7 +82,7 @@ def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"The estimated peak is {found.now.gib:.1f} GiB, and {without.gib:.1f} GiB without "
         f"checkpointing; the GPU has {found.gpu_gib:.1f}. What a block does not keep, it computes twice.",
         evidence={"blocks": blocks, "blocks_without": keep, "peak_without_gib": round(without.gib, 1)},
-        treatment=kit.treatments.checkpointing_off(facts) if fits else fewer,
+        treatment=off if fits else fewer,
     )
 
 

@@ -194,13 +194,6 @@ def stored_weights_fit_in_bf16(facts: Facts) -> bool | None:
     return None if found is None else found.holds(found.bf16)
 
 
-def recomputing(found: Fit, facts: Facts, regions: Mapping[str, str]) -> Peak | None:
-    """Estimate the peak of the job with these checkpointed regions, by layer; None if rows are unknown."""
-    after = with_each(facts, lambda each: replace(each, checkpointed=regions.get(each.name)))
-    peak = estimated_peak(in_bf16(after) if found.form == "BF16" else after)
-    return peak if peak and peak.activations is not None else None
-
-
 def samples(facts: Facts) -> int | None:
     """Read the samples of a micro-batch; None if its rows are all that is known."""
     batch = facts.get("workload.batch_size")

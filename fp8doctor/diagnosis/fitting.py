@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit, recomputing
+from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
     LARGER_BATCH,
@@ -19,7 +19,7 @@ from fp8doctor.analysis.treatment_table import (
     after,
     traits,
 )
-from fp8doctor.cost.step_cost import in_bf16
+from fp8doctor.cost.step_cost import in_bf16, with_each
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import changes_fp8, stays_in_bf16
 from fp8doctor.facts import Facts, Network, if_recorded
@@ -125,8 +125,8 @@ def checkpointing_on(facts: Facts, found: Fit, peak: Peak) -> After:
         return next((at for i in range(len(parts)) if (at := blocks_of.get(parts[:i]))), None)
 
     inside = {each.name: block for each in network.linears if (block := block_of(each.name))}
-    after = recomputing(found, facts, inside)
-    if after is None:
+    then = fit(with_each(facts, lambda each: replace(each, checkpointed=inside.get(each.name))))
+    if then is None or then.now.activations is None:
         return None
     if any(each.form == "huggingface" for each in forms):
         code = f"{in_python('gradient_checkpointing_enable', network)}()\n{cache_off(facts)}"
@@ -138,7 +138,7 @@ def checkpointing_on(facts: Facts, found: Fit, peak: Peak) -> After:
             for at in (in_python(each.name, network) for each in network.blocks)
         )
     treatment = Treatment(name="checkpointing-on", summary="checkpoint the blocks", code=code)
-    changed = {name: getattr(after, name) for name in ("fp8_copies", "activations", "dequantized")}
+    changed = {name: getattr(then.now, name) for name in ("fp8_copies", "activations", "dequantized")}
     return treatment, peak._replace(**changed)
 
 

@@ -124,5 +124,5 @@ def writer_of(facts: kit.Facts) -> str | None:
         return "A Trainer's checkpoint, which uses safetensors,"
     if facts.network.save_pretrained:
         return "save_pretrained, which writes safetensors,"
-    prepared = facts.training.accelerate and facts.training.accelerate.prepared
+    prepared = kit.fp8_request.was_prepared(facts)
     return "Accelerate's save_state, which writes safetensors by default," if prepared else None
