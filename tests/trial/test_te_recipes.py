@@ -53,7 +53,8 @@ def test_an_autocast_around_the_step_gets_another_recipe_and_one_more_change_bes
     model = nn.Sequential(te.Linear(32, 32), te.Linear(32, 32))
     context = TreatmentContext(facts(model), "te-current")
     opened = replace(Variant(replicate(model, share=True)[0], None), around=lambda: te.autocast())
-    variant = function_of("te-current")(opened, context)
+    variant = function_of("te-delayed")(opened, replace(context, name="te-delayed"))
+    variant = function_of("te-current")(variant, context)  # one after the other, as on top of a plan
     variant = function_of("keep-in-bf16")(variant, replace(context, layers=("1",)))
     for _ in range(2):
         with variant.around():

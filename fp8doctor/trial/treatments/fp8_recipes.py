@@ -21,6 +21,9 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
+UNDER_RECIPE = "under_recipe"
+"""Attribute of a variant's ``around`` with a recipe: the one without it."""
+
 
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     named = ("Float8Linear",)
@@ -121,7 +124,8 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     if made is None:
         raise NotTried(f"this Transformer Engine has no {kind}")
     recipe = made()
-    outer, opened, steps = variant.around, _opened_with(recipe), itertools.count()
+    outer = getattr(variant.around, UNDER_RECIPE, variant.around)  # it takes the place of another one
+    opened, steps = _opened_with(recipe), itertools.count()
 
     @contextmanager
     def around() -> Iterator[None]:
@@ -133,6 +137,7 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
         if number == 0:
             _prove(layers, recipe)
 
+    setattr(around, UNDER_RECIPE, outer)
     return replace(variant, around=around)
 
 
