@@ -11,20 +11,18 @@ import torch._dynamo
 from torch import nn
 
 from fp8doctor.trial.measure.evidence import _left_eager
-from tests.checks.compilation.test_compile_without_effect import clean_dynamo, linear, stack
+from tests.checks.compilation.test_compile_without_effect import linear, stack
 from tests.checks.compilation.test_recompilation import AGAIN, cached, text
 from tests.checks.models import by_block
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.checks.trials import tried
-
-__all__ = ["clean_dynamo"]
 
 
 @pytest.mark.skipif(
     hasattr(torch._dynamo.eval_frame.OptimizedModule, "_should_wrap_module_call_impl"),
     reason="this torch compiles them (seen in 2.14.1)",
 )
-def test_in_place_on_classes_of_torch(look: Look, clean_dynamo: None) -> None:
+def test_in_place_on_classes_of_torch(look: Look) -> None:
     """Dynamo skips the frame of an nn.Sequential: its Linears are compiled one by one, or not at all."""
     model = stack(*[linear] * 6)
     model.compile()
