@@ -91,7 +91,7 @@ class Budget:
     @property
     def deadline(self) -> float:
         """The clock at which the parent process ends the trial, to report what was sent."""
-        return self.last - self._at_most(REPORT_S)
+        return self.last - self.ending_s * REPORT_S / (CLOSING_S + REPORT_S)
 
     @property
     def elapsed_s(self) -> float:
@@ -104,10 +104,7 @@ class Budget:
     @property
     def ending_s(self) -> float:
         """The seconds from the last proof to the end of the command."""
-        return self._at_most(CLOSING_S + REPORT_S)
-
-    def _at_most(self, seconds: float) -> float:
-        return seconds * min(1.0, ENDING_SHARE * self.seconds / (CLOSING_S + REPORT_S))
+        return min(CLOSING_S + REPORT_S, ENDING_SHARE * self.seconds)
 
     def after_rounds_s(self, attempts: Iterable[Attempt]) -> float:
         return SHOWN_STEPS * sum(each.steps_s for each in attempts) + self.ending_s

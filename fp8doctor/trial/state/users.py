@@ -60,17 +60,19 @@ def noted_objects(job: Job) -> list[PutBack]:
     tensors = _each_once(chain(*held, trained))
     gradients = [each.grad for each in tensors if each.is_leaf and each.grad is not None]
     return [
-        *(_noted_data("parameters", each) for each in tensors),  # before gradients, which need the same dtype
-        *(_noted_data("gradients", each) for each in gradients),
-        *map(_noted_tensor, tensors),
+        *(_noted_tensor(each, "gradients") for each in gradients),  # first: of a weight's dtype
+        *(_noted_tensor(each, "parameters") for each in tensors),
         *(_noted(vars(module)) for module in modules),
         *(_noted(held, "optimizer settings") for each in optimizers for held in _held(each)),
     ]
 
 
-def _noted_data(name: str, tensor: torch.Tensor) -> PutBack:
-    """Note the data, unless torch cannot tell whether it moved, as for quantized and nested tensors."""
-    data = None
+def _noted_tensor(tensor: torch.Tensor, called: str) -> PutBack:
+    """Note its data, its gradient, its hooks, and the attributes that the user or a library set.
+
+    Torch cannot tell whether data moved in quantized and nested tensors.
+    """
+    data, before = None, contents(_attributes(tensor))
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     if plain and not tensor.is_meta:
         with suppress(NotImplementedError, RuntimeError):
@@ -79,16 +81,7 @@ def _noted_data(name: str, tensor: torch.Tensor) -> PutBack:
     def put_back() -> Iterator[str]:
         if data is not None and (tensor.dtype != data.dtype or not tensor.is_set_to(data)):
             tensor.data = data
-            yield name
-
-    return put_back
-
-
-def _noted_tensor(tensor: torch.Tensor) -> PutBack:
-    """Note its gradient, its hooks, and the attributes that the user or a library set."""
-    before = contents(_attributes(tensor))
-
-    def put_back() -> Iterator[str]:
+            yield called
         attributes = _attributes(tensor)
         cleared = "grad" in before and attributes["grad"] is None  # which is no change
         for name in HOOKS:
