@@ -2,8 +2,8 @@
 
 The very same loop, in one process: stretches of steps before the watching, then pairs of them with and
 without the hook that stays on torch's optimizers, in turn. Before and after show what else stays, such as an
-attached CUPTI. The steps are short on purpose, and the host sets their pace: a longer step hides more.
-Bound: 1 %.
+attached CUPTI (``--no-profile``: without the profile of a step). The steps are short on purpose, and the host
+sets their pace: a longer step hides more. Bound: 1 %.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fp8doctor.running import step_profiler
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from research.benchmarks.machine import machine
@@ -45,6 +46,8 @@ def main() -> int:
             torch.cuda.synchronize()
         return (clock() - began) / STEPS * 1e3
 
+    if "--no-profile" in sys.argv:
+        step_profiler.LONGEST_MS = 0.0
     settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
     before = statistics.median([stretch() for _ in range(2 * PAIRS)][PAIRS:])
     observer = ScriptObserver(lambda message: None, settings)
