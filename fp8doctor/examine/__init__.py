@@ -19,9 +19,6 @@ def examine_surroundings(target: Target) -> Facts:
 
 
 def examine(job: Job) -> Facts:
-    from fp8doctor.examine.attention import examine_attention
-    from fp8doctor.examine.distributed import examine_distributed
-    from fp8doctor.examine.linears import examine_scaling
     from fp8doctor.examine.module_facts import examine_network
     from fp8doctor.examine.training_state import examine_training, with_recipe_of_the_step
     from fp8doctor.examine.walk import walk
@@ -30,19 +27,8 @@ def examine(job: Job) -> Facts:
     gaps = dict(facts.gaps)
     marks = {"unused_marks": job.unused_marks, "in_a_function": job.in_a_function}
     tree = walk(job.model, job.training_step, **marks)
-    network = msgspec.structs.replace(
-        with_recipe_of_the_step(examine_network(tree, gaps), tree, job),
-        scalings=examine_scaling(tree),
-        attentions=examine_attention(tree),
-    )
-    training = msgspec.structs.replace(
-        examine_training(tree, job, gaps), distributed=examine_distributed(tree)
-    )
+    network = with_recipe_of_the_step(examine_network(tree, gaps), tree, job)
+    training = examine_training(tree, job, gaps)
     return msgspec.structs.replace(
-        facts,
-        target=job.target,
-        network=network,
-        training=training,
-        workload=job.workload,
-        gaps=gaps,
+        facts, network=network, training=training, workload=job.workload, gaps=gaps
     )

@@ -82,22 +82,18 @@ def _compiles_in_place(module: Any, call: Any) -> bool | None:
 
 def compiled_function(function: Any) -> Any:
     """Find the compiled function in a chain of wrappers, up to a disabled one."""
-    for link in chain(function):
-        if disabled(link):
-            return None
-        if original(link) is not None:
-            return link
-    return None
+    link = _marked(function)
+    return None if link is None or disabled(link) else link
 
 
 def is_disabled(module: Any) -> bool:
     """Tell if `torch.compiler.disable` keeps Dynamo out of this module's forward."""
-    for link in chain(forward_of(module)):
-        if disabled(link):
-            return disabled_below(link)
-        if original(link) is not None:
-            return False
-    return False
+    link = _marked(forward_of(module))
+    return link is not None and disabled(link) and disabled_below(link)
+
+
+def _marked(function: Any) -> Any:
+    return next((link for link in chain(function) if disabled(link) or original(link) is not None), None)
 
 
 def chain(function: Any) -> Iterator[Any]:

@@ -74,14 +74,12 @@ def is_fsdp2(place: Place) -> bool:
 def gathered_as(place: Place) -> str | None:
     """Return the dtype of FSDP's weights in the forward, by the nearest shard."""
     for at in place.upwards():
+        sharded = is_fsdp2(at)
         policies = [read(each, "mixed_precision") for each in at.wrappers]
-        if is_fsdp2(at):
-            policies.append(sharding_private.fsdp2_policy(at.module))
-        for policy in policies:
-            if (dtype := read(policy, "param_dtype")) is not None:
-                return str(dtype).removeprefix("torch.")
-        if is_fsdp2(at):
-            break
+        policies += [sharding_private.fsdp2_policy(at.module)] if sharded else []
+        dtype = next(filter(None, (read(policy, "param_dtype") for policy in policies)), None)
+        if dtype is not None or sharded:
+            return None if dtype is None else str(dtype).removeprefix("torch.")
     return None
 
 

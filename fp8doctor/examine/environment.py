@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from email.parser import HeaderParser
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -97,7 +96,6 @@ PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engi
 """Distributions of Transformer Engine without a package; all have one version."""
 
 TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
-
 
 BACKENDS = {"AO": "torchao.float8", "TE": "transformer_engine.pytorch", "MSAMP": "msamp"}
 """Backend -> module that Accelerate imports, in its order of preference. Source: ``Accelerator.__init__`` and
@@ -190,15 +188,10 @@ def version_of(distributions: Iterable[str]) -> str | None:
         with suppress(Exception):  # not installed, or half: KeyError, UnicodeDecodeError, OSError ...
             found = metadata.distribution(name)
             texts = (found.read_text(file) for file in ("METADATA", "PKG-INFO", ""))  # wheels, eggs, old eggs
-            if version := _version_in(next(filter(None, texts), "")):
-                return version
+            # metadata.version would parse it all, which took half an examination's time
+            if version := re.search(r"^Version:[ \t]*(\S+)", next(filter(None, texts), ""), re.MULTILINE):
+                return version[1]
     return None
-
-
-@functools.cache
-def _version_in(text: str) -> str | None:
-    """Parse a text once: the eight of a process took half an examination's time."""
-    return HeaderParser().parsestr(text)["Version"]
 
 
 def debug_switches() -> dict[str, bool]:
@@ -211,7 +204,7 @@ def debug_switches() -> dict[str, bool]:
     }
 
 
-def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, str | None]:
+def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> Any:
     """Map each backend to its import error, or None; ``gaps`` has unfinished tries."""
     backend = backend_to_come(variables)
     if backend is None:
@@ -223,8 +216,7 @@ def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, s
         late = isinstance(error, subprocess.TimeoutExpired)
         why = f"it took more than {TIME_LIMIT_S:g} s" if late else str(error)
         gaps["environment.backend_imports"] = scrub(f"trying to import {module} did not end: {why}")
-    unknown: dict[str, str | None] = NOT_RECORDED
-    return unknown
+    return NOT_RECORDED
 
 
 def backend_to_come(variables: dict[str, str]) -> str | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fp8doctor.examine.attention import examine_attention
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
-from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers
+from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, examine_scaling, find_layers
 from fp8doctor.examine.walk import Place, Tree, experts_of, hooks
 from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
@@ -74,6 +75,8 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         save_pretrained=not {PRETRAINED, ("peft.peft_model", "PeftModel")}.isdisjoint(tree.root.lineage),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
+        scalings=examine_scaling(tree),
+        attentions=examine_attention(tree),
         heads=_size(config, HEADS),
         key_value_heads=_size(config, ("num_key_value_heads", "n_kv_heads", "n_kv_head")),
     )

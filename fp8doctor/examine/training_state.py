@@ -16,6 +16,7 @@ from torch import nn
 
 from fp8doctor.examine.attention import examine_cache
 from fp8doctor.examine.compile_marks import chain
+from fp8doctor.examine.distributed import examine_distributed
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
 from fp8doctor.examine.walk import Tree
 from fp8doctor.facts import Accelerate, Dynamo, Network, TrainerArguments, Training
@@ -56,6 +57,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         checkpointing=tuple(tree.checkpointing),
         forward_chain=forward_chain(forward),
         accelerate=examine_accelerate(tree),
+        distributed=examine_distributed(tree),
         trainer=trainer_arguments(arguments, own_loss(job.trainer) if job.trainer else NOT_RECORDED),
         **examine_cache(tree, arguments),
         layerdrop=layerdrop(tree),

@@ -30,15 +30,6 @@ class ArmName(StrEnum):
 BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED, ArmName.BF16_WHOLE)
 """The forms of BF16 that the user could write; `fp8doctor.analysis.arms.best_bf16` is the fastest of them."""
 
-IN_BF16 = (
-    *BF16_BASELINES,
-    ArmName.SELF_CHECK,
-    ArmName.BF16_WITHOUT_CHECKPOINTING,
-    ArmName.BF16_CUDA_GRAPHS,
-    ArmName.BF16_PRESCRIBED,
-)
-"""Variants without FP8 that `ArmName` names, whatever the job has; `is_in_bf16` knows all of them."""
-
 BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
 
 _BF16_WITH = "bf16_with_"
@@ -59,7 +50,8 @@ def change_in_bf16(name: str) -> str:
 
 def is_in_bf16(name: str) -> bool:
     """Return whether the variant has no FP8; treatments that are called after BF16 change a step in FP8."""
-    return name in IN_BF16 or name.startswith(_BF16_WITH)
+    others = (ArmName.BF16_WITHOUT_CHECKPOINTING, ArmName.BF16_CUDA_GRAPHS, ArmName.BF16_PRESCRIBED)
+    return name in (*BF16_BASELINES, ArmName.SELF_CHECK, *others) or name.startswith(_BF16_WITH)
 
 
 def conversion_to(recipe: str, *, as_compiled: bool = False) -> str:

@@ -103,11 +103,8 @@ def _as_trained(trainer: Any, arguments: Any) -> Any:
         return wrapped
     if model is None or not read(arguments, "torch_compile"):
         return model
-    return torch.compile(
-        model,
-        backend=read(arguments, "torch_compile_backend") or "inductor",
-        mode=read(arguments, "torch_compile_mode"),
-    )
+    backend = read(arguments, "torch_compile_backend") or "inductor"
+    return torch.compile(model, backend=backend, mode=read(arguments, "torch_compile_mode"))
 
 
 def checked_autocast(value: Any) -> Any:

@@ -217,20 +217,20 @@ def job_of(
         rows, length, tokens = extent(core(model), batch)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # nested tensors have no shape
         rows = length = tokens = None
-    job = Job(model=model, target=target, workload=Workload(), batch=batch, **parts)
+    own_loss = parts.get("loss") or parts.get("training_step")
     has_labels = isinstance(batch, Mapping) and "labels" in batch
-    job.workload = Workload(
+    workload = Workload(
         batch_source=source,
         batch_size=rows,
         sequence_length=length,
         tokens=tokens,
         note=note,
-        loss_source="given" if job.loss or job.training_step else "output.loss" if has_labels else "mean",
-        optimizer_source="made up" if job.optimizer is None else "given",
-        autocast_source="none" if job.autocast is None else "given",
+        loss_source="given" if own_loss else "output.loss" if has_labels else "mean",
+        optimizer_source="made up" if parts.get("optimizer") is None else "given",
+        autocast_source="none" if parts.get("autocast") is None else "given",
         accumulate=accumulate,
     )
-    return job
+    return Job(model=model, target=target, workload=workload, batch=batch, **parts)
 
 
 def core(model: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from typing import Any
 
 from fp8doctor.stacks.looking import read
@@ -17,10 +18,8 @@ def fsdp2_policy(module: Any) -> Any:
     return read(state_of(module), "_mp_policy") if state_of else None
 
 
-def local_tensor(tensor: Any) -> Any:
-    """Return this process's part of a DTensor, or None (2.6 to 2.15)."""
-    return read(tensor, "_local_tensor")
-
+local_tensor = partial(read, name="_local_tensor")
+"""Return this process's part of a DTensor, or None (2.6 to 2.15)."""
 
 COMPOSABLE_STATE = "__composable_api_state_key"
 """Beginning of a module's attributes with the states of ``fully_shard`` and its like (2.6 to 2.13)."""

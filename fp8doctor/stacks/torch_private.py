@@ -60,9 +60,8 @@ def behind_compile(thing: Any) -> Module | None:
     return children_of(thing).get("_orig_mod")
 
 
-def original(function: Any) -> Any:
-    """Return the function that ``torch.compile`` compiled, or None (2.6 to 2.15)."""
-    return read(function, "_torchdynamo_orig_callable")
+original = partial(read, name="_torchdynamo_orig_callable")
+"""Return the function that ``torch.compile`` compiled, or None (2.6 to 2.15)."""
 
 
 def disabled(function: Any) -> bool:

@@ -34,6 +34,10 @@ FORMATS = {
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
+    """Describe a module's matmuls; a fused MLP has two.
+
+    FSDP1 leaves a flat part of each weight, maybe an empty one, so its sides are those that the module keeps.
+    """
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
     if kind is None or not (
         ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
@@ -41,54 +45,37 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     ):
         return ()
     record, grouped = record_of(module, gaps), kind.endswith(".GroupedLinear")
-    return tuple(
-        Layer(
+    parameters = {name: each for name, each in parameters_of(module).items() if "layer_norm" not in name}
+    sides: Any = tuple(state_of(module).get(name) for name in ("out_features", "in_features"))
+    found = []
+    for part in ("fc1", "fc2") if kind.endswith(".LayerNormMLP") else ("",):
+        own = {name: each for name, each in parameters.items() if name.startswith(part)}
+        weights = tuple(each for name, each in own.items() if "weight" in name)
+        if not weights:
+            continue
+        if all(each.ndim == 2 for each in weights):
+            rows = sum(int(each.shape[0]) for each in weights[: 1 if grouped else None])
+            sides = rows, int(weights[0].shape[-1])
+        elif part or not all(type(side) is int for side in sides):
+            gaps["network.linears"] = f"FSDP1 flattens the weights of {type(module).__qualname__}"
+            continue
+        layer = Layer(
             kind=kind,
             stack=STACK,
             use="training",
-            in_features=in_features,
-            out_features=out_features,
+            in_features=sides[1],
+            out_features=sides[0],
             weights=weights,
             dtype=dtype_name(weights[0]),
-            bias=bias,
+            bias=any(name.endswith("bias") and each.numel() for name, each in own.items()),
             part=part,
             gemms=len(weights) if grouped else 1,
             **record,
             weight_class=subclass(weights[0]),
             role="experts" if grouped else "body",
         )
-        for part, weights, (out_features, in_features), bias in gemms(module, kind, gaps)
-    )
-
-
-def gemms(
-    module: nn.Module, kind: str, gaps: dict[str, str]
-) -> list[tuple[str, tuple[Tensor, ...], tuple[int, int], bool]]:
-    """List the parts of a module: weights, rows and columns of one matmul, and whether it has a bias.
-
-    FSDP1 leaves a flat part of each weight, maybe an empty one, so its sides are those that the module keeps.
-    """
-    parameters = parameters_of(module)
-    biases = [name for name, each in parameters.items() if name.endswith("bias") and each.numel()]
-    own: Any = tuple(state_of(module).get(name) for name in ("out_features", "in_features"))
-    found: list[tuple[str, tuple[Tensor, ...], tuple[int, int], bool]] = []
-    for part in ("fc1", "fc2") if kind.endswith(".LayerNormMLP") else ("",):
-        weights = tuple(
-            each
-            for name, each in parameters.items()
-            if name.startswith(part) and "weight" in name and "layer_norm" not in name
-        )
-        if not weights:
-            continue
-        whole = all(each.ndim == 2 for each in weights)
-        if not whole and (part or not all(type(side) is int for side in own)):
-            gaps["network.linears"] = f"FSDP1 flattens the weights of {type(module).__qualname__}"
-            continue
-        rows = sum(int(each.shape[0]) for each in weights[: 1 if kind.endswith(".GroupedLinear") else None])
-        sides = (rows, int(weights[0].shape[-1])) if whole else own
-        has_bias = any(name.startswith(part) and "layer_norm" not in name for name in biases)
-        found.append((part, weights, sides, has_bias))
-    return found
+        found.append(layer)
+    return tuple(found)
 
 
 def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:
