@@ -14,8 +14,8 @@ from tests.logged import Records
 PACKAGE = Path(__file__).parents[1] / "fp8doctor"
 FOLDERS = ("cli", "examine", "loading", "profiling", "stacks", "worker")
 
-HANDED_ON = {"complain_of_ourselves"}
-"""Functions that print the traceback themselves."""
+HANDED_ON = {"format_exception"}
+"""Functions whose callers print the traceback themselves."""
 
 
 def broad_handlers() -> list[Any]:
