@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.modelled_speedup import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.answer.job import product
-from fp8doctor.cost.gemm import amdahl, matmuls_ms
+from fp8doctor.cost.gemm import NoNumbers, amdahl, matmuls_ms
 from fp8doctor.cost.step_cost import (
     in_bf16,
     modelled_step,
@@ -63,14 +63,15 @@ def test_block_scaling_and_four_bits_have_matmuls_of_their_own() -> None:
     """As Transformer Engine's table of a B300 has them; Hopper has no FP4."""
     b300, shape = gpu_spec("B300"), (15872, 4096, 16384)
     te = {name: RECIPES["transformer_engine", name] for name in ("current", "mxfp8", "nvfp4")}
-    current, mx, nv = (sum(matmuls_ms(*shape, b300, each) or ()) for each in te.values())
+    current, mx, nv = (sum(matmuls_ms(*shape, b300, each)) for each in te.values())
     assert mx / current == pytest.approx(171.9 / 163.5, rel=0.01)
     assert nv / current == pytest.approx(90.3 / 163.5, rel=0.01)
-    assert matmuls_ms(*shape, gpu_spec("H200"), te["nvfp4"]) is None
+    with pytest.raises(NoNumbers):
+        matmuls_ms(*shape, gpu_spec("H200"), te["nvfp4"])
 
 
 def test_with_few_rows_a_matmul_takes_as_long_as_its_weights_are_read() -> None:
-    bf16, fp8 = (sum(matmuls_ms(16, 16384, 16384, gpu_spec("H200"), each) or ()) for each in TENSORWISE)
+    bf16, fp8 = (sum(matmuls_ms(16, 16384, 16384, gpu_spec("H200"), each)) for each in TENSORWISE)
     assert fp8 < 0.8 * bf16
 
 

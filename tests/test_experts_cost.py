@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.cost.layer import Call, NoNumbers, layer_ms
+from fp8doctor.cost.gemm import NoNumbers
+from fp8doctor.cost.layer import Call, layer_ms
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, priced_step, with_linears_compiled
 from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.examples import example, float8

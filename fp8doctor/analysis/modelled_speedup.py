@@ -12,7 +12,7 @@ from fp8doctor.analysis.layers import nothing_to_convert, to_convert
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.treatment_table import after
 from fp8doctor.analysis.watched import Run
-from fp8doctor.cost.layer import NoNumbers
+from fp8doctor.cost.gemm import NoNumbers
 from fp8doctor.cost.matmul_counts import all_tokens, unseen_recompute
 from fp8doctor.cost.step_cost import (
     UNCERTAINTY,

@@ -19,6 +19,10 @@ GEMM_EFFICIENCY_FP8 = 0.86
 """The same for FP8, e4m3 x e4m3 and e5m2 x e4m3 alike."""
 
 
+class NoNumbers(Exception):
+    """The cost model has no numbers for a part of a step; the message says for which."""
+
+
 class Pace(NamedTuple):
     """Share of a matmul's speed that the power limit leaves."""
 
@@ -33,25 +37,20 @@ BACK_TO_BACK = Pace(0.84, 0.003)
 """Matmul after matmul: the clock is that of 16384 x 4096 x 16384 after seconds of itself / after a rest (1500
 MHz, 690 W, BF16 and FP8 alike). Same sweep."""
 
-
 IN_A_STEP = Pace(0.88, 0.0011)
 """In a training step, where casts, attention and norms let the GPU recover and operands may still be in the
 L2: fitted to the matmuls of a compiled decoder of width 1024 (55.1 ms in BF16, 30.6 in FP8) and of a Llama 8B
 (239.5 and 125.3), all within 3%."""
 
-
 TILES = ((256, 128), (128, 256), (320, 128), (128, 320), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows, columns. Most of these are in the names of kernels seen on an H200
 (``nvjet_sm90_tst_256x128_64x4_...``)."""
 
-
 SPLITS = (1, 2, 4, 8, 16)
 """Parts of the reduction that run next to each other (``splitK`` in the kernel names)."""
 
-
 SHORTEST_SPLIT = 2048
 """Least K of one part, from the same sweep."""
-
 
 MULTIPLE = 8
 """Elements: rows of BF16 matrices whose lengths are no multiple of it are not aligned to 16 bytes."""
@@ -69,16 +68,13 @@ UNALIGNED = 0.16
 """Rate with such rows: the three matmuls of a head of 1024 x 50257 and 16384 tokens take 44.0 ms in the same
 sweep, those of 50304 take 6.9 (research/benchmarks/results/padded_vocabulary_h200.md)."""
 
-
 KERNEL_LAUNCH_MS = 0.002
 """Start and end of a kernel. torchao's ``roofline_utils.KERNEL_LAUNCH_OVERHEAD_SEC``; in the sweep 0.002 and
 0.0025 fit alike."""
 
-
 LARGE = (16384, 4096, 16384)
 """(M, K, N) at which FP8 is near its best: 1.87x in the sweep, where matmuls longer than 1 ms in BF16 have
 1.93x in the median."""
-
 
 KEPT = 1 << 17
 """Modelled matmuls that are kept. A Linear in BF16 and FP8 has six, and a report models its step about 35
@@ -88,19 +84,15 @@ times: 10,000 Linears, no two alike, have to fit. Each takes about 0.3 kB."""
 @lru_cache(maxsize=KEPT)
 def gemm_ms(
     m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_A_STEP, groups: int = 1
-) -> float | None:
+) -> float:
     """Model one (M, K) x (K, N) matmul with BF16 output: launch, compute or memory.
 
-    It is one of ``groups`` in the same kernel. None if ``fp8`` is asked for and the GPU has no FP8 tensor
-    cores.
+    It is one of ``groups`` in the same kernel. Raises `NoNumbers` without FP8 tensor cores.
     """
-    if fp8 and gpu.fp8_tflops is None:
-        return None
-    peak = (
-        gpu.fp8_tflops * GEMM_EFFICIENCY_FP8
-        if fp8 and gpu.fp8_tflops
-        else gpu.bf16_tflops * GEMM_EFFICIENCY_BF16
-    )
+    peak = gpu.fp8_tflops if fp8 else gpu.bf16_tflops
+    if peak is None:
+        raise NoNumbers(f"{gpu.name} has no FP8 tensor cores")
+    peak *= GEMM_EFFICIENCY_FP8 if fp8 else GEMM_EFFICIENCY_BF16
     aligned = 1.0 if not (m % MULTIPLE or k % MULTIPLE or n % MULTIPLE) else UNALIGNED
     per_multiprocessor = peak * pace.clock * aligned * 1e9 / gpu.multiprocessors
     compute = min(
@@ -122,26 +114,21 @@ def gemm_ms(
 
 def matmuls_ms(
     m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe | None, *, groups: int = 1
-) -> tuple[float, float, float] | None:
+) -> tuple[float, float, float]:
     """Model output, input gradient and weight gradient of one Linear, in BF16 without a recipe.
 
     Some recipes leave the weight gradient in BF16. Rows of activations are as long as their features, so the
-    number of tokens costs no alignment. None without numbers for the recipe on this GPU.
+    number of tokens costs no alignment. Raises `NoNumbers` for a recipe that it does not know on this GPU.
     """
     if groups > 1 and gpu.compute_capability.startswith("10."):
         return _grouped_on_blackwell(m, k, n, gpu, recipe)
     m = ceil(m / MULTIPLE) * MULTIPLE
-    times: list[float | None] = []
-    for shape in ((m, k, n), (m, n, k), (k, m, n)):
-        in_16_bits = recipe is None or (len(times) == 2 and recipe.weight_gradient_in_16_bits)
-        if recipe is None or in_16_bits:
-            times.append(gemm_ms(*shape, gpu, fp8=False, groups=groups))
-        else:
-            times.append(scaled_gemm_ms(*shape, gpu, recipe, groups=groups))
-    output, of_input, of_weight = times
-    if output is None or of_input is None or of_weight is None:
-        return None
-    return output, of_input, of_weight
+    last = None if recipe and recipe.weight_gradient_in_16_bits else recipe
+    return (
+        scaled_gemm_ms(m, k, n, gpu, recipe, groups=groups),
+        scaled_gemm_ms(m, n, k, gpu, recipe, groups=groups),
+        scaled_gemm_ms(k, m, n, gpu, last, groups=groups),
+    )
 
 
 BLACKWELL_GROUPED_BF16 = 0.36
@@ -156,33 +143,38 @@ B200."""
 
 def _grouped_on_blackwell(
     m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe | None
-) -> tuple[float, float, float] | None:
-    """Model the matmuls of one expert by published rates; None for recipes without them."""
+) -> tuple[float, float, float]:
+    """Model the matmuls of one expert by published rates."""
     one = 2.0 * m * k * n / 1e9
     if recipe is None:
         each = one / (gpu.bf16_tflops * BLACKWELL_GROUPED_BF16)
         return each, each, each
     if recipe.name != "mxfp8" or not gpu.fp8_tflops:
-        return None
+        raise no_matmuls(recipe, gpu)
     output, of_input, of_weight = (one / (gpu.fp8_tflops * share) for share in BLACKWELL_GROUPED_MXFP8)
     return output, of_input, of_weight
 
 
+def no_matmuls(recipe: Recipe, gpu: GpuSpec) -> NoNumbers:
+    return NoNumbers(f"the cost model has no matmuls of the recipe {recipe.name} on {gpu.name}")
+
+
 def scaled_gemm_ms(
-    m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe, *, pace: Pace = IN_A_STEP, groups: int = 1
-) -> float | None:
-    """Model one matmul of a recipe; None if the GPU has no tensor cores for it."""
-    time = gemm_ms(m, k, n, gpu, fp8=True, pace=pace, groups=groups)
-    if time is None or gpu.fp8_tflops is None or (recipe.in_fp4 and gpu.fp4_tflops is None):
-        return None
-    peak = gpu.fp4_tflops if recipe.in_fp4 and gpu.fp4_tflops else gpu.fp8_tflops
-    return time * recipe.matmul_times * gpu.fp8_tflops / peak
+    m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe | None, *, pace: Pace = IN_A_STEP, groups: int = 1
+) -> float:
+    """Model one matmul of a recipe, or in BF16. Raises `NoNumbers` without tensor cores for it."""
+    if recipe and recipe.in_fp4 and gpu.fp4_tflops is None:
+        raise no_matmuls(recipe, gpu)
+    ms = gemm_ms(m, k, n, gpu, fp8=recipe is not None, pace=pace, groups=groups)
+    if recipe is None:
+        return ms
+    faster = gpu.fp4_tflops / gpu.fp8_tflops if recipe.in_fp4 and gpu.fp4_tflops and gpu.fp8_tflops else 1.0
+    return ms * recipe.matmul_times / faster
 
 
 def large_gemm_speedup(gpu: GpuSpec) -> float:
     """Return a large FP8 matmul's speedup over BF16; 1 without FP8 tensor cores."""
-    bf16, fp8 = (gemm_ms(*LARGE, gpu, fp8=in_fp8) for in_fp8 in (False, True))
-    return bf16 / fp8 if bf16 and fp8 else 1.0
+    return gemm_ms(*LARGE, gpu, fp8=False) / gemm_ms(*LARGE, gpu, fp8=gpu.fp8_tflops is not None)
 
 
 def amdahl(share: float, speedup: float) -> float:

@@ -2,18 +2,16 @@
 
 Casts take the bytes that they move at the bandwidth of a copy, or their launches if those are few."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS, matmuls_ms
+from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS, NoNumbers, matmuls_ms
 from fp8doctor.cost.matmul_counts import (
     gemms,
     in_one_kernel,
     is_grouped,
-    launches,
     routed_rows,
     rows_of_one,
 )
@@ -25,7 +23,6 @@ from fp8doctor.recipes import (
     STACKS,
     TORCHAO,
     TRANSFORMER_ENGINE,
-    UNKNOWN,
     Recipe,
     default_recipe,
     named,
@@ -88,16 +85,6 @@ def uncompiled(facts: Facts) -> str:
     return "eager transformers" if of_transformers else "eager"
 
 
-HOST_MS = {"eager": 0.39, "compiled": 0.23}
-"""Host time of a step / its Linears, everything around them included: 22.2 and 12.9 ms."""
-
-KERNELS = 10
-"""Kernels of a step / its Linears in 16 bits, all else included: 8.4 to 13.2 counted, eager or compiled."""
-
-GAP_MS = 0.001
-"""Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
-
-
 def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
     """Return how a layer scales, by its record, else by its stack's default.
 
@@ -136,20 +123,21 @@ def casts_beside_h200(gpu: GpuSpec) -> float:
 
 def layer_casts_ms(
     recipe: Recipe, m: float, k: int, n: int, gpu: GpuSpec, *, compiled: bool, weights: float = 1.0
-) -> float | None:
-    """Model the casts of one layer in one step; None if its recipe was not measured.
+) -> float:
+    """Model the casts of one layer in one step. Raises `NoNumbers` if its recipe was not measured.
 
     They are of input (M, K), weight (K, N) and gradient (M, N), or of a share of the weight. Uncompiled, the
     measurement of the stack's first recipe stands for all.
     """
     stack = STACKS.get(recipe.stack)
-    if recipe.cast_bytes is None or stack is None or (recipe.only_compiled and not compiled):
-        return None
-    if gpu.fp8_tflops and not runs_on(recipe, gpu.capability):
-        return None
-    each = recipe.cast_bytes if compiled or stack.own_kernels else stack.eager_cast_bytes
-    if each is None:
-        return None
+    needs_compile = recipe.only_compiled and not compiled
+    runs = not gpu.fp8_tflops or runs_on(recipe, gpu.capability)
+    each = recipe.cast_bytes
+    if stack and each and not (compiled or stack.own_kernels):
+        each = stack.eager_cast_bytes
+    if each is None or stack is None or needs_compile or not runs:
+        where = "in layers that are not compiled" if needs_compile else f"on {gpu.name}"
+        raise NoNumbers(f"nobody measured the casts of the recipe {recipe.name} {where}")
     moving = memory_ms(each.activation * m * (k + n) + each.weight * weights * k * n, gpu)
     moving *= casts_beside_h200(gpu) if stack is TORCHAO else 1.0
     least = stack.compiled.kernels * KERNEL_LAUNCH_MS if compiled and not stack.own_kernels else 0.0
@@ -158,8 +146,8 @@ def layer_casts_ms(
 
 def casts_of(
     linear: Linear, recipe: Recipe, rows: int, gpu: GpuSpec, *, compiled: bool = True, weights: float = 1.0
-) -> float | None:
-    """Model the casts around a layer, or around one of its experts; None without numbers.
+) -> float:
+    """Model the casts around a layer, or around one of its experts. Raises `NoNumbers`.
 
     Nothing is cast for the weight gradient of a frozen layer, unless its stack computes it in vain.
     """
@@ -170,13 +158,9 @@ def casts_of(
         moving = memory_ms(recipe.grouped_cast_bytes * (m * (k + n) + weights * k * n), gpu)
         return moving + recipe.grouped_scales_ms * rows
     if grouped and not stack.own_kernels:
-        return None
+        raise NoNumbers(f"nobody measured the casts of the recipe {recipe.name} in experts on {gpu.name}")
     casts = layer_casts_ms(recipe, m, k, n, gpu, compiled=compiled or grouped, weights=weights)
-    return casts + stack.compiled.kernels * KERNEL_LAUNCH_MS if casts and grouped else casts
-
-
-class NoNumbers(Exception):
-    """The cost model has no numbers for a part of a step; the message says for which."""
+    return casts + grouped * stack.compiled.kernels * KERNEL_LAUNCH_MS
 
 
 class Call(Struct, frozen=True):
@@ -200,25 +184,6 @@ class Call(Struct, frozen=True):
         """Return whether its uncompiled casts are far larger than the measured ones."""
         eager = self.linear.compiled is None and self.linear.use == "training"
         return eager and stack_of(self.linear).fuses_casts and self.rows > MOST_ROWS_CAST_EAGERLY
-
-
-class CallsMs(NamedTuple):
-    """Times of some calls, in ms."""
-
-    families: list[tuple[Call, dict[Family, float]]]
-    """Of each call, by family of kernels."""
-    host: float
-    gaps: float
-    """Idle time between the kernels."""
-    untimed: str
-    """Recipe whose launches nobody timed; empty without one."""
-
-    def of(self, family: Family) -> float:
-        return sum(parts[family] for _, parts in self.families)
-
-    @property
-    def busy(self) -> float:
-        return sum(sum(parts.values()) for _, parts in self.families)
 
 
 def _unknown_form(call: Call, *, autocast: bool) -> str:
@@ -247,21 +212,17 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
     if reason := _unknown_form(call, autocast=autocast):
         raise NoNumbers(reason)
     m, k, n = rows_of_one(linear, call.rows), linear.in_features, linear.out_features
-    recipe, name = None, ""
+    recipe = None
     if fp8:
-        name = recipe_on(linear, gpu) or ""
-        recipe = RECIPES.get((linear.stack, name), UNKNOWN)
-    if fp8 and not name:
-        ran = "some FP8 layers ran in BF16" if linear.engaged is False else ""
-        raise NoNumbers(ran or f"the recipe of {linear.name} is unknown")
+        name = recipe_on(linear, gpu)
+        if not name:
+            ran = "some FP8 layers ran in BF16" if linear.engaged is False else ""
+            raise NoNumbers(ran or f"the recipe of {linear.name} is unknown")
+        recipe = RECIPES.get((linear.stack, name))
+        if recipe is None:
+            raise NoNumbers(f"nobody measured the casts of the recipe {name} on {gpu.name}")
     times = matmuls_ms(m, k, n, gpu, recipe, groups=in_one_kernel(linear))
-    if times is None:
-        raise NoNumbers(f"the cost model has no matmuls of the recipe {name} on {gpu.name}")
     cast = casts_of(linear, recipe, m, gpu, compiled=not eager, weights=call.weights_cast) if recipe else 0.0
-    if cast is None:
-        where = f"in experts on {gpu.name}" if is_grouped(linear) else f"on {gpu.name}"
-        where = "in layers that are not compiled" if eager and recipe and recipe.only_compiled else where
-        raise NoNumbers(f"nobody measured the casts of the recipe {name} {where}")
     in_vain = fp8 and eager and stack_of(linear).frozen_gradient
     trained = linear.requires_grad is not False or in_vain
     in_16bit = times[2] if recipe and trained and recipe.weight_gradient_in_16_bits else 0.0
@@ -286,26 +247,6 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
         "cast": count * cast,
         "pointwise": count * around * (sum(call.sides) / (k + n) if call.sides else 1.0),
     }
-
-
-def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: bool) -> CallsMs:
-    """Model calls on the GPU, one by one, and launch them all. Raises `NoNumbers`."""
-    times, host, kernels, untimed = [], 0.0, 0.0, ""
-    for call in calls:
-        linear = call.linear
-        parts = layer_ms(call, gpu, eager_how, autocast=autocast)
-        times.append((call, {family: call.count * ms for family, ms in parts.items()}))
-        count = call.count * launches(linear)
-        host += count * HOST_MS["eager" if linear.compiled is None else "compiled"]
-        kernels += count * KERNELS
-        if linear.use == "training":
-            stack = stack_of(linear)
-            launch = stack.eager if linear.compiled is None else stack.compiled
-            host += call.count * launches(linear, call.weights_cast) * launch.host_ms
-            kernels += count * launch.kernels
-            recipe = RECIPES.get((linear.stack, recipe_on(linear, gpu) or ""), UNKNOWN)
-            untimed = untimed if recipe.host_timed else recipe.words
-    return CallsMs(times, host, GAP_MS * kernels, untimed)
 
 
 class LinearCost(NamedTuple):

@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, NoNumbers, calls_ms, in_plain_bf16, uncompiled
+from fp8doctor.cost.gemm import NoNumbers
+from fp8doctor.cost.layer import (
+    Call,
+    in_plain_bf16,
+    layer_ms,
+    recipe_on,
+    uncompiled,
+)
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,
@@ -25,7 +32,7 @@ from fp8doctor.cost.matmul_counts import (
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
-from fp8doctor.recipes import TORCHAO, stack_of
+from fp8doctor.recipes import RECIPES, TORCHAO, stack_of
 
 ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 """Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together:
@@ -59,7 +66,6 @@ FP32_OPTIMIZER_BYTES = 28.0
 
 QUERIES = ("q", "q_proj", "q_b_proj", "query", "wq", "to_q", "linear_q")
 
-
 FUSED_QUERIES = (
     "qkv",
     "qkv_proj",
@@ -72,6 +78,15 @@ FUSED_QUERIES = (
     "linear_qkv",
 )
 """Last part of the name of a Linear that every attention has once."""
+
+HOST_MS = {"eager": 0.39, "compiled": 0.23}
+"""Host time of a step / its Linears, everything around them included: 22.2 and 12.9 ms."""
+
+KERNELS = 10
+"""Kernels of a step / its Linears in 16 bits, all else included: 8.4 to 13.2 counted, eager or compiled."""
+
+GAP_MS = 0.001
+"""Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
 
 BALANCE = 0.8
 """Time of the host / the GPU, or of the GPU / the host, from which a step takes longer than either: where
@@ -130,21 +145,33 @@ KINDS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "poi
 
 def priced(work: Work, gpu: GpuSpec) -> ModelledStep:
     """Model a step on a GPU. Raises `NoNumbers`."""
-    found = calls_ms(work.calls, gpu, work.eager_how, autocast=work.autocast)
-    families = {family: found.of(family) for family in KINDS}
+    calls, host, kernels, untimed = [], 0.0, 0.0, ""
+    for call in work.calls:
+        linear, count = call.linear, call.count * launches(call.linear)
+        parts = layer_ms(call, gpu, work.eager_how, autocast=work.autocast)
+        calls.append((call, {family: call.count * ms for family, ms in parts.items()}))
+        host += count * HOST_MS["eager" if linear.compiled is None else "compiled"]
+        kernels += count * KERNELS
+        if linear.use == "training":
+            stack, recipe = stack_of(linear), RECIPES[linear.stack, recipe_on(linear, gpu) or ""]
+            launch = stack.eager if linear.compiled is None else stack.compiled
+            host += call.count * launches(linear, call.weights_cast) * launch.host_ms
+            kernels += count * launch.kernels
+            untimed = untimed if recipe.host_timed else recipe.words
+    families = {family: sum(parts[family] for _, parts in calls) for family in KINDS}
     families["attention"] = sum(flops / (gpu.bf16_tflops * 1e9 * share) for flops, share in work.attention)
     families["loss"] = memory_ms(work.loss_bytes, gpu)
     families = {family: time * work.accumulate for family, time in families.items()}
     families["optimizer"] = memory_ms(work.optimizer_bytes, gpu)
-    busy, host = sum(families.values()), found.host * work.accumulate
-    paced_by_gpu = busy + found.gaps * work.accumulate
-    if found.untimed and host > paced_by_gpu:
-        raise NoNumbers(f"the host may set the pace, and nobody timed it launching {found.untimed}")
+    busy, host = sum(families.values()), host * work.accumulate
+    paced_by_gpu = busy + GAP_MS * kernels * work.accumulate
+    if untimed and host > paced_by_gpu:
+        raise NoNumbers(f"the host may set the pace, and nobody timed it launching {untimed}")
     te = [each for each in work.calls if each.recomputed and stack_of(each.linear).under_autocast]
     again = sum(each.count * launches(each.linear) for each in te if each.linear.use == "training")
     if again and host + TE_RECOMPUTE_HOST_MS * again * work.accumulate > max(paced_by_gpu, host):
         raise NoNumbers("recomputing Transformer Engine's layers takes the host longer than the GPU computes")
-    return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name, found.families)
+    return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name, calls)
 
 
 def modelled_step(facts: Facts, gpu: GpuSpec | None = None) -> ModelledStep | None:

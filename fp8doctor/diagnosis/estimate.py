@@ -13,7 +13,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.watched import watched_run
-from fp8doctor.cost.layer import NoNumbers
+from fp8doctor.cost.gemm import NoNumbers
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged

@@ -1,6 +1,7 @@
 """Two saved reports compared: both steps, their ratio, its parts, and what differs between the jobs."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -180,12 +181,8 @@ def _batch(facts: Facts) -> str:
     return f"{shape}, {count} a step" if count > 1 else shape
 
 
-def _version(name: str) -> Callable[[Facts], str]:
-    return lambda facts: facts.get(f"software.{name}") or ""
-
-
-def _package(name: str) -> Callable[[Facts], str]:
-    return lambda facts: facts.packages().get(name, Package()).get("version") or ""
+def _version(name: str, facts: Facts) -> str:
+    return facts.get(f"software.{name}") or facts.packages().get(name, Package()).get("version") or ""
 
 
 _COMPARED: dict[str, Callable[[Facts], str]] = {
@@ -195,12 +192,17 @@ _COMPARED: dict[str, Callable[[Facts], str]] = {
     "processes": lambda facts: str(
         facts.training.distributed.world_size if facts.training.distributed else 1
     ),
-    "torch": _version("torch"),
-    "CUDA": _version("cuda"),
-    "driver": _version("driver"),
-    "torchao": _package("torchao"),
-    "Transformer Engine": _package("transformer_engine"),
-    "Triton": _version("triton"),
+    **{
+        words: partial(_version, name)
+        for words, name in {
+            "torch": "torch",
+            "CUDA": "cuda",
+            "driver": "driver",
+            "torchao": "torchao",
+            "Transformer Engine": "transformer_engine",
+            "Triton": "triton",
+        }.items()
+    },
 }
 """Properties that two jobs should share -> how to read them; empty if unknown."""
 

@@ -13,7 +13,7 @@ from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE, margin
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.cost.layer import NoNumbers
+from fp8doctor.cost.gemm import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
@@ -105,20 +105,15 @@ def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
     plain, specs, scale = in_bf16(facts), gpu_specs(gpus), 1.0
     share = share_of(plain, options)
-    if options.step_ms is not None:
-        base = _bf16(share, options, specs[0])
-        if base is None:
-            raise UserError(f"--step-ms scales estimates of the first GPU, and {specs[0].name} has none")
-        scale = options.step_ms / base.ms
-    elif (step_ms := measured_bf16_ms(facts)) and (own := modelled_gpu(facts)):
-        as_timed = options_for(facts, {})
-        base = _bf16(share_of(plain, as_timed), as_timed, own)
+    timed_as, gpu, step_ms = options, specs[0], options.step_ms
+    if step_ms is None and (known := modelled_gpu(facts)):
+        timed_as, gpu, step_ms = options_for(facts, {}), known, measured_bf16_ms(facts)
+    if step_ms:
+        base = _step(Form(share_of(plain, timed_as), timed_as, gpu, wanted(timed_as)[0].stack))
+        if base is None and options.step_ms:
+            raise UserError(f"--step-ms scales estimates of the first GPU, and {gpu.name} has none")
         scale = step_ms / base.ms if base else 1.0
     return tuple(row for gpu in specs for row in _of_gpu(share, options, gpu, scale))
-
-
-def _bf16(share: Share, options: Options, gpu: GpuSpec) -> Step | None:
-    return _step(Form(share, options, gpu, wanted(options)[0].stack))
 
 
 def _step(form: Form) -> Step | None:

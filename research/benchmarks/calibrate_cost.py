@@ -13,6 +13,7 @@ does not hold is left out, and short times hold the host's launches where ``not_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import gpus
 from fp8doctor.cost import gemm, step_cost
-from fp8doctor.cost.gemm import matmuls_ms
+from fp8doctor.cost.gemm import NoNumbers, matmuls_ms
 from fp8doctor.cost.layer import layer_casts_ms
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import RECIPES, TORCHAO, of_stack
@@ -111,11 +112,10 @@ def of_grid(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterator[tuple[str, ...
         for m, k, n in shapes:
             fp8, in_16bit, rest = found[m, k, n][1:4]
             plain_matmul, plain_rest = plain[m, k, n][2:4]
-            modelled, in_bf16 = (
-                products * (sum(matmuls_ms(m, k, n, gpu, each) or ()) or math.nan) for each in (recipe, None)
-            )
-            cast, moved = rest - plain_rest, layer_casts_ms(recipe, m, k, n, gpu, compiled=True)
-            casts_ms = math.nan if moved is None else products * moved
+            modelled, in_bf16 = (products * sum(matmuls_ms(m, k, n, gpu, each)) for each in (recipe, None))
+            cast, casts_ms = rest - plain_rest, math.nan
+            with contextlib.suppress(NoNumbers):
+                casts_ms = products * layer_casts_ms(recipe, m, k, n, gpu, compiled=True)
             matmuls.append(modelled / (fp8 + in_16bit))
             speedups.append(in_bf16 / plain_matmul / matmuls[-1])
             if cast > SETTLED_MS:
@@ -296,7 +296,7 @@ def fitted(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
         gemm.BACK_TO_BACK = pace._replace(tile_ms=pace.tile_ms * factors["tile_ms"])
         gemm.gemm_ms.cache_clear()
         times = (
-            (gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK) or ms, ms)
+            (gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK), ms)
             for kind, _, shape, ms in rows
         )
         return statistics.mean(abs(math.log(modelled / ms)) for modelled, ms in times)

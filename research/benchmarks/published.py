@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import gpu_class
-from fp8doctor.cost.gemm import BACK_TO_BACK, gemm_ms, scaled_gemm_ms
+from fp8doctor.cost.gemm import BACK_TO_BACK, scaled_gemm_ms
 from fp8doctor.cost.layer import layer_casts_ms
 from fp8doctor.facts import Facts
 from fp8doctor.gpus import gpu_spec
@@ -254,16 +254,9 @@ def part_ms(part: dict[str, Any], recipe: Recipe | None) -> float:
     forward = part["what"].startswith("forward")
     for k, n in part["shapes"]:
         for shape in [(m, k, n), (m, n, k), (k, m, n)][: 1 if forward else 3]:
-            time = (
-                scaled_gemm_ms(*shape, gpu, recipe, pace=BACK_TO_BACK)
-                if recipe
-                else gemm_ms(*shape, gpu, fp8=False, pace=BACK_TO_BACK)
-            )
-            assert time is not None, part["id"]
-            total += time
+            total += scaled_gemm_ms(*shape, gpu, recipe, pace=BACK_TO_BACK)
         if recipe and "casts" in part["what"]:
             casts = layer_casts_ms(recipe, m, k, n, gpu, compiled=False)
-            assert casts is not None, part["id"]
             cast = m * k + k * n
             total += casts * (cast / (cast + m * n) if forward else 1.0)
     return float(total * part["layers"])
