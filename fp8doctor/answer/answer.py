@@ -251,7 +251,6 @@ SIDES: dict[Side, Status] = {
     "open": "open",
 }
 
-
 SLOWS = ("engagement", "shapes", "compilation", "checkpointing", "distributed", "step")
 """Areas of checks that find what makes a step slow."""
 

@@ -12,14 +12,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.modelled_speedup import Estimate
 from fp8doctor.analysis.noise import gpu_contention
 from fp8doctor.analysis.significance import Number, holding
-from fp8doctor.analysis.step_difference import (
-    REST,
-    UNEXPLAINED,
-    alike,
-    breakdown_of,
-    part_ms,
-    waterfall,
-)
+from fp8doctor.analysis.step_difference import REST, UNEXPLAINED, alike, breakdown_of, part_ms, waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step

@@ -5,11 +5,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.fp8_request import (
-    configured,
-    converted_nothing,
-    fp8_was_asked_for,
-)
+from fp8doctor.analysis.fp8_request import configured, converted_nothing, fp8_was_asked_for
 from fp8doctor.analysis.memory import fit
 from fp8doctor.analysis.own_step import finite_steps
 from fp8doctor.answer.verdict import BROKEN, Status, own_step_failed

@@ -192,7 +192,6 @@ MARK_OF_OUTCOME: dict[str, Mark] = {
     "crashed": "unknown",
 }
 
-
 CHECKS: dict[Mark, str] = {
     "healthy": "found nothing",
     "not_applicable": "not applicable",

@@ -103,7 +103,6 @@ def quantity(count: int) -> str:
 
 TOKENS, ROWS = "Tokens/s", "Rows/s"
 
-
 MOST_NAMES = 3
 """Names of layers without FP8 that the heading tells."""
 

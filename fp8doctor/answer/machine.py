@@ -3,12 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from fp8doctor.analysis.recipe_support import (
-    has_fp8,
-    transformer_engine_line,
-    usable_recipes,
-    visible_gpus,
-)
+from fp8doctor.analysis.recipe_support import has_fp8, transformer_engine_line, usable_recipes, visible_gpus
 from fp8doctor.answer.items import MARK_OF_SEVERITY, Mark, Marked
 from fp8doctor.answer.job import gpu_label
 from fp8doctor.diagnosis.document import Document

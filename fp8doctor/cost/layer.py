@@ -8,13 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS, NoNumbers, matmuls_ms
-from fp8doctor.cost.matmul_counts import (
-    gemms,
-    in_one_kernel,
-    is_grouped,
-    routed_rows,
-    rows_of_one,
-)
+from fp8doctor.cost.matmul_counts import gemms, in_one_kernel, is_grouped, routed_rows, rows_of_one
 from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.gpus import MEMORY_EFFICIENCY, GpuSpec, gpu_spec, memory_ms

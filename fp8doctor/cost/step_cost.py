@@ -10,13 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.cost.gemm import NoNumbers
-from fp8doctor.cost.layer import (
-    Call,
-    in_plain_bf16,
-    layer_ms,
-    recipe_on,
-    uncompiled,
-)
+from fp8doctor.cost.layer import Call, in_plain_bf16, layer_ms, recipe_on, uncompiled
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,

@@ -5,11 +5,7 @@ from typing import NamedTuple
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing
-from fp8doctor.analysis.layers import (
-    computes_forward_in_fp8,
-    nothing_to_convert,
-    stores_fp8,
-)
+from fp8doctor.analysis.layers import computes_forward_in_fp8, nothing_to_convert, stores_fp8
 from fp8doctor.analysis.own_step import outside_autocast, ran_in_fp8
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
 from fp8doctor.finding import Finding

@@ -6,12 +6,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import Estimate, estimate
-from fp8doctor.analysis.treatment_table import (
-    OPTIMIZER_LAST,
-    STAY_IN_BF16,
-    after,
-    traits,
-)
+from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, after, traits
 from fp8doctor.analysis.watched import watched_run
 from fp8doctor.cost.gemm import NoNumbers
 from fp8doctor.cost.step_cost import with_linears_compiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
@@ -12,17 +13,11 @@ from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit
-from fp8doctor.analysis.treatment_table import (
-    CHECKPOINTING_OFF,
-    LARGER_BATCH,
-    MORE_TOKENS,
-    after,
-    traits,
-)
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, LARGER_BATCH, MORE_TOKENS, after, traits
 from fp8doctor.cost.step_cost import in_bf16, with_each
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import changes_fp8, stays_in_bf16
-from fp8doctor.facts import Facts, Network, if_recorded
+from fp8doctor.facts import Facts, Linear, Network, if_recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.wording import plural
@@ -38,7 +33,6 @@ BASE_IN = "base-in-"
 
 After = tuple[Treatment, Peak] | None
 """A change and the peak after it; None if it does not apply."""
-
 
 MORE_MEMORY = frozenset({LARGER_BATCH, MORE_TOKENS, CHECKPOINTING_OFF})
 """Treatments that no job needs that does not fit."""
@@ -117,15 +111,14 @@ def checkpointing_on(facts: Facts, found: Fit, peak: Peak) -> After:
     network, forms = facts.network, facts.training.checkpointing
     if not network.blocks or any(each.active for each in forms):
         return None
-    names = [f"{blocks.name}.{i}" for blocks in network.blocks for i in range(blocks.count)]
-    blocks_of = {tuple(each.split(".")): each for each in names}
+    lists = "|".join(re.escape(each.name) for each in network.blocks)
+    in_block = re.compile(rf"(?:{lists})\.\d+(?=\.)")
 
-    def block_of(name: str) -> str | None:
-        parts = tuple(name.split("."))
-        return next((at for i in range(len(parts)) if (at := blocks_of.get(parts[:i]))), None)
+    def checkpointed(linear: Linear) -> Linear:
+        block = in_block.match(linear.name)
+        return replace(linear, checkpointed=block[0] if block else None)
 
-    inside = {each.name: block for each in network.linears if (block := block_of(each.name))}
-    then = fit(with_each(facts, lambda each: replace(each, checkpointed=inside.get(each.name))))
+    then = fit(with_each(facts, checkpointed))
     if then is None or then.now.activations is None:
         return None
     if any(each.form == "huggingface" for each in forms):
@@ -138,8 +131,8 @@ def checkpointing_on(facts: Facts, found: Fit, peak: Peak) -> After:
             for at in (in_python(each.name, network) for each in network.blocks)
         )
     treatment = Treatment(name="checkpointing-on", summary="checkpoint the blocks", code=code)
-    changed = {name: getattr(then.now, name) for name in ("fp8_copies", "activations", "dequantized")}
-    return treatment, peak._replace(**changed)
+    kept = {name: getattr(then.now, name) for name in ("fp8_copies", "activations", "dequantized")}
+    return treatment, peak._replace(**kept)
 
 
 def smaller_optimizer(facts: Facts, found: Fit, peak: Peak) -> After:

@@ -157,15 +157,11 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
 
 def _rank(finding: Finding) -> tuple[object, ...]:
     gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16
-    return gives_up, *_gravity(finding)
-
-
-def _gravity(finding: Finding) -> tuple[object, ...]:
     wrong = finding.area in TRAINS_WRONGLY and finding.severity != "info"
     urgent = recorded(finding, "breaks"), finding.severity == "error", invalidates(finding), wrong
     saved = finding.saving_ms.middle if finding.saving_ms else 0.0
     severity = SEVERITIES.index(finding.severity or "info")
-    return *(not each for each in urgent), -saved, -severity, finding.code
+    return gives_up, *(not each for each in urgent), -saved, -severity, finding.code
 
 
 def _step_of(group: list[Finding], facts: Facts | None) -> Step:
@@ -213,17 +209,14 @@ def _untimed(
             gives_up = _step(f"{title} (estimated for {expects.gpu})", slower)
     elif gives_up and (expects or all(each.severity != "error" for each in findings)) and uses_fp8(facts):
         gives_up = None  # its speed is open: the estimate's range holds 1, or there is none
-    gives_up = gives_up or next((each for each in others if each.treatment.name in NOT_HERE), None)
+    not_here = ON_THIS_GPU.values()  # the GPU has no FP8
+    gives_up = gives_up or next((each for each in others if each.treatment.name in not_here), None)
     if gives_up:
         others = [step for step in others if step is not gives_up]
         others, gives_up = _without_fp8(others, gives_up, broken)
     mends = [step for step in others if broken.intersection(step.names)]
     rest = (step for step in others if step not in mends)
     return (*mends, *([gives_up] if gives_up else []), *rest)
-
-
-NOT_HERE = frozenset(ON_THIS_GPU.values())
-"""Treatments that leave FP8 off because the GPU has none."""
 
 
 def _without_fp8(
@@ -257,7 +250,7 @@ def _headed(steps: Iterable[Step], findings: Sequence[Finding]) -> Iterator[Step
             for each in ended
             if recorded(each, "breaks") or each.severity == "error" or each.area in TRAINS_WRONGLY
         ]
-        head = min(grave, key=_gravity, default=None if step.code else next(iter(ended), None))
+        head = min(grave, key=_rank, default=None if step.code else next(iter(ended), None))
         if step.treatment.name == STAY_IN_BF16 and head:
             names, ends = dict.fromkeys((head.name, *step.names)), head.get("breaks", NOT_RECORDED)
             step = replace(step, code=head.code, title=head.title, names=tuple(names), breaks=ends)
@@ -340,7 +333,10 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     timed = view.on_gpu and view.as_is is not None
     if not stops and if_recorded(waits_for_linears, facts):
         return (*steps, _step("FP8 takes an nn.Linear, and this model has Conv1D in its place", CONV1D))
-    if not (timed or uses_fp8(facts)) and any(_begins_torchao(step, facts) for step in steps):
+    asked = fp8_was_asked_for(facts)
+    by_torchao = bool(asked and asks_for_torchao(facts.variables()))
+    begins = (step for step in steps if by_torchao or TORCHAO.name in step.treatment.code)
+    if not (timed or uses_fp8(facts)) and any(map(changes_fp8, begins)):
         eager = [each for each in to_convert(facts) if each.compiled is None]
         if eager and not any(map(compiles, steps)):
             title = "FP8 of torchao is slower than BF16 until it is compiled"
@@ -349,7 +345,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
         return (*steps, *filter(None, [if_recorded(_compiling, facts)]))
     if timed or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
         return tuple(steps)
-    asked, in_fp32 = fp8_was_asked_for(facts), []
+    in_fp32 = []
     stored = any(each.use == "storage" for each in facts.network.linears)
     added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(facts, findings)]
     leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
@@ -362,12 +358,6 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
         in_fp32 = [_step("Its matmuls are in fp32: its weights are, and no autocast is on", treatment)]
     last = [] if asked or added or stored else filter(None, [if_recorded(_compiling, facts)])
     return (*in_fp32, *added, *steps, *last)
-
-
-def _begins_torchao(step: Step, facts: Facts) -> bool:
-    """Return whether a model without FP8 gets that of torchao by this step."""
-    asked = fp8_was_asked_for(facts) and asks_for_torchao(facts.variables())
-    return changes_fp8(step) and bool(asked or TORCHAO.name in step.treatment.code)
 
 
 def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
@@ -23,21 +22,16 @@ def run(catalogue: Iterable[registry.Check], facts: Facts) -> tuple[tuple[Findin
     A rule that is information alone is about more than time.
     """
     findings, outcomes = registry.run(catalogue, facts)
-    priced = if_recorded(_with_modelled_savings, findings, facts)
-    return (findings if priced is None else priced), outcomes
-
-
-def _with_modelled_savings(findings: Sequence[Finding], facts: Facts) -> tuple[Finding, ...]:
-    job, _ = as_it_runs(facts, findings)
+    job, _ = if_recorded(as_it_runs, facts, findings) or (None, ())
 
     def priced(finding: Finding) -> Finding:
         check, fix = registry.check_of(finding), finding.treatment
         if fix is None or finding.saving_ms is not None or (check and check.severity == "info"):
             return finding
-        steps = if_recorded(modelled_steps, job, fix)
+        steps = if_recorded(modelled_steps, job, fix) if job else None
         return replace(finding, saving_ms=steps.saving) if steps else finding
 
-    return tuple(map(priced, findings))
+    return tuple(map(priced, findings)), outcomes
 
 
 def with_measured_savings(
@@ -94,13 +88,8 @@ def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
     return None if alone and alone.high <= 0 and end and name in end.changes else alone
 
 
-class Link(Struct, frozen=True):
-    """A part of the way from the step as it is to the plan's end."""
-
-    before: Variant
-    after: Variant
-    names: frozenset[str]
-    """Treatments that make ``after`` of ``before``, together if there are several."""
+Link = tuple[Variant, Variant, frozenset[str]]
+"""A part of the way from the step as it is to the plan's end, and the treatments that make it together."""
 
 
 def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) -> tuple[Step, ...]:
@@ -112,7 +101,7 @@ def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) ->
     links = way(view)
     if not links:
         return tuple(plan)
-    part = {name: number for number, link in enumerate(links) for name in link.names}
+    part = {name: number for number, (_, _, made) in enumerate(links) for name in made}
     place = {step.treatment.name: part.get(_kind(step.treatment.name, view)) for step in plan}
     free = [
         step
@@ -121,13 +110,13 @@ def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) ->
     ]
     in_order = iter(sorted(free, key=lambda step: place[step.treatment.name] or 0))
     steps = tuple(next(in_order) if step in free else step for step in plan)
-    for number, link in enumerate(links):
+    for number, (before, after, made) in enumerate(links):
         names = [name for name, of in place.items() if of == number]
-        if len(names) < len(link.names):
+        if len(names) < len(made):
             place |= dict.fromkeys(names)
             continue
-        untimed = STAY_IN_BF16 in link.names and view.own_bf16_left_out is not None
-        steps = together(steps, names, None if untimed else view.saving(link.before, link.after))
+        untimed = STAY_IN_BF16 in made and view.own_bf16_left_out is not None
+        steps = together(steps, names, None if untimed else view.saving(before, after))
     aside = {name for name in view.savings if place.get(name) is None}
     return tuple(replace(step, saving_ms=None) if step.treatment.name in aside else step for step in steps)
 
@@ -148,7 +137,7 @@ def together(steps: Iterable[Step], names: Collection[str], saving: Saving | Non
     )
 
 
-def way(view: TrialView) -> tuple[Link, ...]:
+def way(view: TrialView) -> list[Link]:
     """Lead from the step as it is to the plan's end over timed variants, each faster than the last.
 
     The largest gain comes first, but leaving FP8 off before all that BF16 gains from. A change that does not
@@ -156,7 +145,7 @@ def way(view: TrialView) -> tuple[Link, ...]:
     """
     now, done, end = view.as_is, frozenset[str](), view.end
     if end is None:
-        return ()
+        return []
     stops = [(made, each) for each in view.timed.values() if (made := _made(view, each))]
     whole = next((made for made, each in stops if each is end), done)
     first = whole & {STAY_IN_BF16}
@@ -172,9 +161,9 @@ def way(view: TrialView) -> tuple[Link, ...]:
             and (each.is_finite or not end.is_finite)
         ]
         made, after = min(nearer, key=lambda stop: (len(stop[0]), stop[1].ms.value), default=(whole, end))
-        links.append(Link(now, after, made - done))
+        links.append((now, after, made - done))
         now, done = after, made
-    return tuple(links)
+    return links
 
 
 def _kind(name: str, view: TrialView) -> str:

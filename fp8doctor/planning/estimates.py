@@ -28,7 +28,6 @@ from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
 LIMITING = 0.10
 """Share of the FP8 step from which a part counts as a limit. A convention."""
 
-
 MOST_SAMPLES = 1 << 16
 """Largest batch that is shown. A choice of this tool."""
 

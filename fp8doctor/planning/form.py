@@ -38,7 +38,6 @@ EFFECTIVE = OPTIMIZER_BYTES / OPTIMIZERS["adamw"].moved
 RECOMPUTED = {"none": 0.0, "selective": 0.5, "full": 1.0}
 """Share of the matmuls that the backward repeats."""
 
-
 NETWORK_GB_S = 50.0
 """Of one GPU's network adapter, one way: 400 Gbit/s, as in NVIDIA's DGX H100."""
 

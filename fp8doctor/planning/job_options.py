@@ -33,7 +33,6 @@ OPTIMIZERS = {
 Megatron; so does, in sum, FSDP2 with mixed precision. adamw-master keeps gradients in BF16, as DeepSpeed, and
 Megatron without ``grad_reduce_in_fp32``."""
 
-
 STACKS = {"torchao": "torchao", "te": "transformer_engine"}
 """Name on the command line -> name in `fp8doctor.recipes`."""
 

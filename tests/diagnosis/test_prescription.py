@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.conversion import keep_in_bf16
+from fp8doctor.analysis.treatment_table import ON_THIS_GPU
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone
-from fp8doctor.diagnosis.plan import NOT_HERE, prescribe
+from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, WRITTEN, describe
 from fp8doctor.facts import NOT_RECORDED, Blocks
 from fp8doctor.finding import Finding, Saving, Treatment
@@ -54,7 +55,9 @@ def test_a_gpu_without_fp8_gets_no_advice_about_it(name: str) -> None:
     untimed = {"trial": NOT_RECORDED, "observed": NOT_RECORDED, "gpus": (), "assumed_gpu": "A100"}
     steps = diagnose(msgspec.structs.replace(facts, **untimed)).prescription
     assert "bf16-on-this-gpu" in [step.treatment.name for step in steps]
-    assert not [step for step in steps if step.treatment.name not in NOT_HERE and changes_fp8_alone(step)]
+    assert not [
+        step for step in steps if step.treatment.name not in ON_THIS_GPU.values() and changes_fp8_alone(step)
+    ]
 
 
 def test_findings_with_one_treatment_share_its_layers() -> None:
