@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.analysis.compile_coverage import is_inside, needs_compile
+from fp8doctor.analysis.compile_coverage import has_unlike_sizes, is_inside, needs_compile
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL, has_fused_form
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.examine.checkpointing import huggingface_flag
@@ -61,7 +61,8 @@ def block_by_block(model: nn.Module, facts: Facts, others: Sequence[str] = ()) -
     lists = _lists_of(facts)
     if lists and facts.get("training.use_cache") is True:
         without_cache(model)
-    return compile_blocks(model, lists, others)
+    settings = {"dynamic": False} if has_unlike_sizes(facts.network) else {}
+    return compile_blocks(model, lists, others, **settings)
 
 
 def compile_blocks(
@@ -85,13 +86,14 @@ def without_compile_marks(variant: Variant) -> Variant:
 
 
 def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
-    """Return whether the user's compile marks differ from `block_by_block` with default settings."""
+    """Return whether the user's compile marks differ from those of `block_by_block`."""
     known = facts.get("training.compile_marks", ())
     marks = {mark.name for mark in known if mark.get("compiles") is not False}
     if marks.issubset(linear.name for linear in facts.network.linears):
         return False  # they do nothing in a BF16 model
     root, lists = root_of(model)[1], _lists_of(facts)
-    return marks != ({*_blocks_in(root, lists)} if lists else {""}) or has_settings(model)
+    settings = has_settings(model) or has_unlike_sizes(facts.network)
+    return marks != ({*_blocks_in(root, lists)} if lists else {""}) or settings
 
 
 def _lists_of(facts: Facts) -> list[str]:
