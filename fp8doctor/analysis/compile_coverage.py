@@ -61,7 +61,8 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     ]
     lines = with_kernels(_with_reason([*(_loop(each, network) for each in lists), *apart]), facts)
     name, names = COMPILE_BLOCKS, tuple[str, ...]()
-    summary = "compile block by block, after the conversion"
+    built = bool(network.fp8) and not any(stack_of(each).converter for each in network.fp8)
+    summary = f"compile block by block{'' if built else ', after the conversion'}"
     if not lists:
         name, names = COMPILE_LAYERS, tuple(linear.name for linear in beside)
         summary = f"compile {plural(len(beside), 'layer')} outside the compiled blocks"
@@ -139,12 +140,15 @@ def compile_whole(network: Network) -> list[str]:
 
 def _loop(blocks: Blocks, network: Network) -> str:
     container, in_dict = in_python(blocks.name, network), blocks.get("container") == "ModuleDict"
-    fixed = ("dynamic=False",) if has_unlike_sizes(network) else ()
+    fixed, few = ("dynamic=False", FOR_EACH_LENGTH) if has_unlike_sizes(network) else ("", "")
     if not has_forward_of_torch(blocks):
-        values = ".values()" if in_dict else ""
-        return f"for block in {container}{values}:\n    block.compile({', '.join(fixed)})"
-    pairs = f"{container}.items()" if in_dict else f"enumerate({container})"
-    return f"for i, block in {pairs}:\n    {container}[i] = torch.compile({', '.join(('block', *fixed))})"
+        return f"for block in {container}{'.values()' if in_dict else ''}:\n    block.compile({fixed}){few}"
+    pairs, block = f"{container}.items()" if in_dict else f"enumerate({container})", f"{container}[i]"
+    given = f"block, {fixed}" if fixed else "block"
+    return f"for i, block in {pairs}:\n    {block} = torch.compile({given}){few}"
+
+
+FOR_EACH_LENGTH = "   # once for each length of a batch: pad to few lengths"
 
 
 def has_unlike_sizes(network: Network) -> bool:
