@@ -78,7 +78,6 @@ class Watching:
             "", steps, warmup, stop=False, budget_s=budget_s, device=device, health=file, every=every
         )
         self._observer: ScriptObserver | None = None
-        self._facts: list[Facts] = []
         self._over = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,16 +99,8 @@ class Watching:
             self._observer.target = target
             return
         self._abandon()
-        facts = self._facts = []
-
-        def heard(message: Message) -> None:  # without a reference to the callback, which ends the watching
-            if message.facts is not None:
-                facts[:] = [Facts.from_dict(message.facts)]
-            if message.note is not None:
-                say(f"fp8doctor: {message.note}")
-
         options = self._options._replace(script=target.name)
-        self._observer = observer = ScriptObserver(heard, options)
+        self._observer = observer = ScriptObserver(_say_note, options)  # without a reference to the callback
         observer.target = target
         observer.sees_conversions = not any(is_fp8(each) for _, each in modules_of(model))
         observer.begin()
@@ -117,11 +108,11 @@ class Watching:
 
     def _stepped(self, optimizer: Any) -> None:
         """Note an optimizer step; report after the window's last."""
-        if self._observer is not None:
-            self._observer.stepped(optimizer)
-            if self._observer.done and not self._over:
-                self._guarded(self._observer.time_copies)
-                self._finish()
+        if (observer := self._observer) is not None:
+            observer.stepped(optimizer)
+            if observer.done and not self._over:
+                self._guarded(observer.time_copies)
+                self._finish(observer)
 
     def _paused(self) -> None:
         """Leave out what ran between two steps, such as an evaluation."""
@@ -144,15 +135,16 @@ class Watching:
             )
         self._guarded(observer.closed)
         self._abandon()
-        self._finish(gate=not failed)
+        self._finish(observer, gate=not failed)
 
-    def _finish(self, *, gate: bool = True) -> None:
+    def _finish(self, observer: ScriptObserver, *, gate: bool = True) -> None:
         """Report. Only samples of FP8's health go on."""
         self._converted()
-        if self._observer is not None and self._observer.long is None:
+        if observer.long is None:
             self._abandon()
         self._over = True
-        self._guarded(self._report)
+        if (facts := observer.facts) is not None:
+            self._guarded(lambda: self._report(facts))
         if gate and self.report is not None:
             self.report.raise_for(self._fail_on, require_fp8=self._require_fp8)
         elif gate and self._require_fp8:
@@ -168,10 +160,8 @@ class Watching:
         if observer is not None:
             observer.release()
 
-    def _report(self) -> None:
-        if not self._facts:
-            return
-        report = Report.of(diagnose(self._facts[0], select=self._select, ignore=self._ignore))
+    def _report(self, facts: Facts) -> None:
+        report = Report.of(diagnose(facts, select=self._select, ignore=self._ignore))
         self.report = report
         if self._output is not None:
             try:
@@ -201,6 +191,11 @@ def _rendered(report: Report, path: Path) -> str:
     if path.suffix == ".json":
         return str(report.to_json())
     return report.to_markdown() if path.suffix == ".md" else str(report)
+
+
+def _say_note(message: Message) -> None:
+    if message.note is not None:
+        say(f"fp8doctor: {message.note}")
 
 
 def say(text: str) -> None:

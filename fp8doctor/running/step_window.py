@@ -148,7 +148,7 @@ class StepWindow:
             behind_ms=tuple(clock.behind_ms(end) for _, end in spans) if clock.on_gpu else None,
             data_ms=waits_ms if any(each.waits for each in steps) else None,
             before_forward_ms=before if len(before) == len(steps) else None,
-            calls=self.calls,
+            calls=_if_alike({each.calls for each in steps}),
             backwards=_if_alike({each.backwards for each in steps}),
             losses=None
             if None in losses
@@ -156,11 +156,6 @@ class StepWindow:
             compiled=NOT_RECORDED if counters("frames") is None else frames_compiled() - self._frames,
             peak_gib=clock.peak_gib(),
         )
-
-    @property
-    def calls(self) -> int | None:
-        """Training calls of the model per step; None if none was seen or steps differ."""
-        return _if_alike({each.calls for each in self._done})
 
     @property
     def usual_calls(self) -> int:
@@ -214,6 +209,7 @@ class StepWindow:
 
 
 def _if_alike(counts: set[int]) -> int | None:
+    """Return the count of every step; None if it is 0 or steps differ."""
     return counts.pop() if len(counts) == 1 and counts != {0} else None
 
 
