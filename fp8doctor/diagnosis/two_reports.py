@@ -181,8 +181,9 @@ def _batch(facts: Facts) -> str:
     return f"{shape}, {count} a step" if count > 1 else shape
 
 
-def _version(name: str, facts: Facts) -> str:
-    return facts.get(f"software.{name}") or facts.packages().get(name, Package()).get("version") or ""
+def _version(of: str, facts: Facts) -> str:
+    """Read the version of a package by its name, or of other software by the path of the fact."""
+    return (facts.get(of) if "." in of else facts.packages().get(of, Package()).get("version")) or ""
 
 
 _COMPARED: dict[str, Callable[[Facts], str]] = {
@@ -193,14 +194,14 @@ _COMPARED: dict[str, Callable[[Facts], str]] = {
         facts.training.distributed.world_size if facts.training.distributed else 1
     ),
     **{
-        words: partial(_version, name)
-        for words, name in {
-            "torch": "torch",
-            "CUDA": "cuda",
-            "driver": "driver",
+        words: partial(_version, of)
+        for words, of in {
+            "torch": "software.torch",
+            "CUDA": "software.cuda",
+            "driver": "software.driver",
             "torchao": "torchao",
             "Transformer Engine": "transformer_engine",
-            "Triton": "triton",
+            "Triton": "software.triton",
         }.items()
     },
 }
