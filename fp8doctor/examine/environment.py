@@ -72,9 +72,6 @@ WORDS = frozenset(
 SET = "(set)"
 """In place of an unrecorded part of a value."""
 
-MOST_DIGITS = 12
-"""Digits in one piece of a value; longer ones may be private."""
-
 PACKAGES = {
     name: (name,)
     for name in """
@@ -94,8 +91,6 @@ PACKAGES = {
 
 PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engine_torch")
 """Distributions of Transformer Engine without a package; all have one version."""
-
-TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 BACKENDS = {"AO": "torchao.float8", "TE": "transformer_engine.pytorch", "MSAMP": "msamp"}
 """Backend -> module that Accelerate imports, in its order of preference. Source: ``Accelerator.__init__`` and
@@ -146,7 +141,7 @@ def _public(value: str) -> str:
 
 def _known(piece: str) -> str:
     """Return a piece of a value if its words are known or misspelled, else `SET`."""
-    if sum(map(str.isdigit, piece)) > MOST_DIGITS:
+    if sum(map(str.isdigit, piece)) > 12:  # longer ones may be private
         return SET
     for word in re.findall(r"[^\W\d_]+", piece.lower()):
         if word not in WORDS and not (len(word) > 4 and get_close_matches(word, WORDS, 1, 0.8)):
@@ -166,7 +161,7 @@ def examine_software() -> Software:
         hip=torch.version.hip if torch else NOT_RECORDED,
         cublaslt=version_of((f"nvidia_cublas_cu{major}", "nvidia_cublas")) if major else None,
         cudnn=version_of((f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if major else None,
-        triton=version_of(TRITON),
+        triton=version_of(("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")),
         packages=installed_packages(),
     )
 

@@ -18,10 +18,6 @@ LIMIT = 2000
 """Longest text that is kept, in characters; the rest is cut before anything is looked for, and an ellipsis
 says so."""
 
-RAGGED = 200
-"""Characters at the end of a cut text in which its last word is dropped: half a token does not read as
-one."""
-
 Replacement = str | Callable[[re.Match[str]], str]
 
 PRIVATE_KEY = r"(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)"
@@ -200,11 +196,14 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def cut(text: str) -> str:
-    """Return the text, or its first words if it is longer than `LIMIT`."""
+    """Return the text, or its first words if it is longer than `LIMIT`.
+
+    A last word of up to 200 characters is dropped: half a token does not read as one.
+    """
     if len(text) <= LIMIT:
         return text
     kept = text[: LIMIT - 1]
-    ragged = kept[-RAGGED:].split(" ")[-1] if not text[LIMIT - 1].isspace() else ""
+    ragged = kept[-200:].split(" ")[-1] if not text[LIMIT - 1].isspace() else ""
     return kept[: len(kept) - len(ragged)] + "…"
 
 

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 SEQUENCE = 4096
 """Longest default sequence, if the model takes as many."""
 
-LARGEST_CONFIG = 16 * 2**20
-"""Bytes; the largest of public models have under 1 MiB."""
-
 MOST_LAYERS = 2048
 """More blocks than any public model has: a larger number is a mistake, and would take minutes to build."""
 
@@ -54,7 +51,7 @@ def read_config(target: str) -> dict[str, Any] | str:
     name = escaped(path.name)
     try:
         size = regular(path).st_size
-        if size > LARGEST_CONFIG:
+        if size > 16 * 2**20:  # the largest of public models have under 1 MiB
             raise UserError(f"{name} has {size / 2**20:,.0f} MiB, too many for a configuration")
         data = decode(path.read_bytes())
     except OSError as error:

@@ -32,9 +32,6 @@ from fp8doctor.loading.synthetic_batch import job_of
 from fp8doctor.loading.target import Source, compiled, locate
 from fp8doctor.wording import error_in_words, escaped
 
-WEIGHTS_SHARE = 0.5
-"""Largest share of the GPU's memory for weights, next to the trial. A convention."""
-
 
 def load(
     target: str,
@@ -127,11 +124,11 @@ def _without_weights(
 
 
 def _most_weights() -> float:
-    """Return the most bytes of weights to build: half the GPU's memory, or the host's."""
+    """Return the most bytes of weights to build: half the GPU's memory (a convention), or the host's."""
     import torch
 
     if torch.cuda.is_available():
-        return WEIGHTS_SHARE * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return 0.5 * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 

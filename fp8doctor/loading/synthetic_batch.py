@@ -38,12 +38,6 @@ TARGETS = ("labels", "targets", "target")
 NEEDED = ("timestep", "timesteps", "decoder_input_values")
 """Arguments that a model needs, even with a default."""
 
-BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound"}
-"""Arguments that a model which predicts tokens does not need."""
-
-NO_TOKENS = ("Classification", "ForMultipleChoice", "ForNextSentence")
-"""In names of transformers' classes whose labels are no tokens: they get none."""
-
 IMAGES = ("img", "imgs", "image", "images", "pixel_values", "video", "videos", "latent", "latents", "sample")
 """First arguments that are no rows of a Linear."""
 
@@ -54,9 +48,6 @@ POSITION_KEYS = tuple(
     """.split()
 )
 """Settings with the longest sequence; the first counts, because BigBird's ``block_size`` is another."""
-
-POSITION_PARTS = ("pos", "wpe", "freqs_cis")
-"""In names of position embeddings and rotary tables."""
 
 
 class NoBatchError(Exception):
@@ -74,7 +65,8 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
             raise NoBatchError(f"forward also needs {name!r}")
     targets = [name for name in TARGETS if name in arguments]
     if kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None):
-        besides = [what for name, what in BESIDES_TEXT.items() if name in arguments]
+        media = {"pixel_values": "images", "input_features": "sound"}  # not needed to predict tokens
+        besides = [what for name, what in media.items() if name in arguments]
         if besides and not targets:
             raise NoBatchError(f"forward takes text and {besides[0]}")
         sizes = (read(config, "vocab_size"), read(first, "num_embeddings"))
@@ -85,7 +77,8 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
         value = _random(model, (size or BATCH, length), vocabulary)
         what = ", no ".join([f"random tokens of a vocabulary of {vocabulary}", *besides])
         batch = {main: value}
-        learns = [] if any(each in type(model).__name__ for each in NO_TOKENS) else targets
+        others = ("Classification", "ForMultipleChoice", "ForNextSentence")  # their labels are no tokens
+        learns = [] if any(each in type(model).__name__ for each in others) else targets
         decoder = [name for name in arguments if name == "decoder_input_ids"]
         batch |= dict.fromkeys(learns or decoder, value)
     elif (
@@ -163,8 +156,9 @@ def _text_config(model: Any) -> Any:
 
 
 def _is_of_positions(name: str) -> bool:
-    parts = name.removesuffix(".weight").rpartition(".")[2].lower()
-    return any(part in parts for part in POSITION_PARTS)
+    """Tell by its name if this is a position embedding or a rotary table."""
+    last = name.removesuffix(".weight").rpartition(".")[2].lower()
+    return any(part in last for part in ("pos", "wpe", "freqs_cis"))
 
 
 def _image_shape(model: Any, first: Any) -> tuple[int, ...] | None:

@@ -71,7 +71,7 @@ class StepProfiler:
         with unnoticed(self._failed), quiet_profiler():
             if self.on_gpu:
                 torch.cuda.synchronize()  # earlier work is not part of the step
-            torch_private.start_profiler(self._profile)
+            getattr(self._profile, torch_private.STARTS_PROFILER)()
             self.started = True
 
     def end(self, problem: str | None = None) -> None:

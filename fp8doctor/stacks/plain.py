@@ -36,12 +36,12 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         return attention(module)
     weight = tensor(module, "weight")
     if weight is not None and weight.ndim == 2:
+        rows, columns = weight.shape
         if ancestor(type(module), "transformers.", ("Conv1D",)):
-            return (layer(module, (weight,), weight.shape[0], weight.shape[1]),)
-        if ROUTER.search(type(module).__name__):
-            return (layer(module, (weight,), weight.shape[1], weight.shape[0], role="router"),)
-        if {"lora_a", "lora_b"} <= children_of(module).keys():  # torchtune's LoRALinear is no nn.Linear
-            return (layer(module, (weight,), weight.shape[1], weight.shape[0]),)
+            return (layer(module, (weight,), rows, columns),)
+        role = "router" if ROUTER.search(type(module).__name__) else "body"
+        if role == "router" or {"lora_a", "lora_b"} <= children_of(module).keys():  # torchtune's LoRALinear
+            return (layer(module, (weight,), columns, rows, role=role),)
     return experts(module)
 
 

@@ -21,19 +21,17 @@ def fsdp2_policy(module: Any) -> Any:
 local_tensor = partial(read, name="_local_tensor")
 """Return this process's part of a DTensor, or None (2.6 to 2.15)."""
 
-COMPOSABLE_STATE = "__composable_api_state_key"
-"""Beginning of a module's attributes with the states of ``fully_shard`` and its like (2.6 to 2.13)."""
-
-MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-"""Attributes by which Dynamo knows modules of FSDP (2.6 to 2.13)."""
-
 
 def without_fsdps(state: dict[str, Any]) -> dict[str, Any]:
-    """Remove FSDP's hooks, states and marks from a copy of a module's attributes (2.6 to 2.13)."""
-    for key in MANAGED:
+    """Remove FSDP's hooks, states and marks from a copy of a module's attributes (2.6 to 2.13).
+
+    By two of them Dynamo knows modules of FSDP; one begins the names of the states of ``fully_shard``.
+    """
+    for key in ("_is_fsdp_managed_module", "_fsdp_use_orig_params"):
         state.pop(key, None)
+    composable = "__composable_api_state_key"
     for key, value in state.items():
-        if isinstance(value, dict) and (key.endswith("_hooks") or key.startswith(COMPOSABLE_STATE)):
+        if isinstance(value, dict) and (key.endswith("_hooks") or key.startswith(composable)):
             state[key] = type(value)((name, each) for name, each in value.items() if not is_fsdps(each))
     return state
 

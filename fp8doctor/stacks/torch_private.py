@@ -106,14 +106,9 @@ def compiled_call(module: Any) -> Any:
     return getattr(module, COMPILED_CALL, None)
 
 
-def compile_call(module: Any, context: Callable[[Any], Any]) -> None:
-    """Compile a module's call as ``module.compile()`` does (2.6 to 2.15)."""
-    setattr(module, COMPILED_CALL, context(module._call_impl))
-
-
-def uncompile_call(module: Any) -> None:
-    """Undo ``module.compile()`` (2.6 to 2.15)."""
-    setattr(module, COMPILED_CALL, None)
+def compile_call(module: Any, context: Callable[[Any], Any] | None) -> None:
+    """Compile a module's call as ``module.compile()`` does; without a context, undo it (2.6 to 2.15)."""
+    setattr(module, COMPILED_CALL, context and context(module._call_impl))
 
 
 def plain_call(module: Any) -> Callable[..., Any]:
@@ -184,9 +179,8 @@ config = partial(_loaded, "torch._dynamo.config")
 """Return Dynamo's loaded settings, or None (2.6 to 2.15)."""
 
 
-def frames_tried() -> int:
-    """Count the frames that Dynamo has tried to compile in this process (2.6 to 2.15)."""
-    return int(_loaded("torch._dynamo.convert_frame", "FRAME_COUNTER") or 0)
+frames_tried = partial(_loaded, "torch._dynamo.convert_frame", "FRAME_COUNTER")
+"""Return how many frames Dynamo has tried to compile in this process, or None (2.6 to 2.15)."""
 
 
 def never_traced(function: Any) -> Any:
@@ -280,14 +274,8 @@ def is_profiled() -> bool:
     return bool(_loaded("torch.autograd.profiler", "_is_profiler_enabled") or (here and here()))
 
 
-PREPARES_PROFILER = "_prepare_trace"
-"""Method that prepares a profiler (2.6 to 2.14)."""
-
-
-def start_profiler(profile: Any) -> None:
-    """Start a prepared profiler (2.6 to 2.14)."""
-    profile._start_trace()
-
+PREPARES_PROFILER, STARTS_PROFILER = "_prepare_trace", "_start_trace"
+"""Methods that prepare a profiler, and start a prepared one (2.6 to 2.14)."""
 
 clear_cublas_workspaces = partial(_call, "torch._C", "_cuda_clearCublasWorkspaces")
 """Free cuBLAS's workspaces, 66 MiB on an H200 (2.6 to 2.13)."""

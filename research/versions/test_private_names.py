@@ -63,7 +63,7 @@ def test_the_compiled_call_of_a_module() -> None:
     assert context is not None
     torch_private.compile_call(other, context)
     assert torch_private.compiled_call(other) is not None
-    torch_private.uncompile_call(other)
+    torch_private.compile_call(other, None)
     assert torch_private.compiled_call(other) is None
     assert torch_private.plain_call(other)(torch.ones(2)).shape == (2,)
 
@@ -152,7 +152,7 @@ def test_profilers() -> None:
         assert torch_private.is_profiled()
     profile = torch.autograd.profiler.profile(use_kineto=True)
     getattr(profile, torch_private.PREPARES_PROFILER)()
-    torch_private.start_profiler(profile)
+    getattr(profile, torch_private.STARTS_PROFILER)()
     profile.__exit__(None, None, None)
 
 

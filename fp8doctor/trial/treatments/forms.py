@@ -19,9 +19,9 @@ from fp8doctor.stacks import bf16_counterpart
 from fp8doctor.stacks.torch_private import (
     CHECKPOINTED_CHILD,
     behind_compile,
+    compile_call,
     disabled,
     original,
-    uncompile_call,
 )
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, root_of, swap
@@ -131,7 +131,7 @@ def strip_compile_marks(model: nn.Module) -> nn.Module:
             if (inside := behind_compile(child)) is not None:
                 setattr(parent, name, inside)
     for module in model.modules():
-        uncompile_call(module)
+        compile_call(module, None)
         own = module.__dict__.get("forward")
         if (eager := original(own)) is not None and not disabled(own):
             module.__dict__["forward"] = eager
