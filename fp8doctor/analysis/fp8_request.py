@@ -151,6 +151,9 @@ accelerate 1.13 to 1.15."""
 
 BACKEND = "ACCELERATE_FP8_BACKEND"
 
+BACKENDS = {"TE": "transformer_engine", "AO": "torchao", "MSAMP": "msamp", "NO": ""}
+"""Accelerate's name of a backend -> its package. Source: ``FP8BackendType`` in accelerate 1.9 to 1.15."""
+
 ORDINARY = "Float8LinearConfig(pad_inner_dim=True)"
 """Accelerate's default but for the wrapped weights."""
 

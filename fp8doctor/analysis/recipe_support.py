@@ -4,6 +4,7 @@ from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor import recipes
+from fp8doctor.analysis.fp8_request import BACKENDS
 from fp8doctor.facts import Facts, Gpu, Linear, recorded
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import (
@@ -118,27 +119,19 @@ def usable_recipes(facts: Facts) -> dict[str, list[Recipe]]:
     return found
 
 
-BACKENDS = {"AO": "torchao", "TE": "transformer_engine"}
-"""Accelerate's name of a backend -> its stack."""
-
-
 def _fails_to_import(facts: Facts, stack: str) -> bool:
     """Return whether the import failed in a try, or will for want of a newer cuDNN."""
     tried = facts.get("environment.backend_imports", {})
-    for backend, error in tried.items():
-        if BACKENDS.get(backend) == stack:
-            return error is not None
+    errors = [error for backend, error in tried.items() if BACKENDS.get(backend) == stack]
+    if errors:
+        return errors[0] is not None
     floor = stack == TRANSFORMER_ENGINE.name and at_least(facts, stack, TE_WITH_CUDNN_FLOOR)
     return floor and loads_newest_te(facts) is False
 
 
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
     """List the recipes that the layers ran, else the default of an open autocast."""
-    layers = [
-        each
-        for each in facts.network.linears
-        if each.stack == TRANSFORMER_ENGINE.name and each.use == "training"
-    ]
+    layers = [each for each in facts.network.fp8 if each.stack == TRANSFORMER_ENGINE.name]
     ran = {recipe for each in layers if (recipe := each.get("recipe"))}
     have = max((capability(gpu) for gpu in facts.gpus if gpu.visible), default=(0, 0))
     return ran or ({default_recipe(TRANSFORMER_ENGINE, have) or ""} if layers and opened else set())

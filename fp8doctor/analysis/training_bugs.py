@@ -114,6 +114,12 @@ def _begins(recipe: str | None, with_: str) -> bool:
     return recipe.startswith(with_)
 
 
+def _is_frozen_first(linear: Linear, fp8: Sequence[Linear]) -> bool:
+    """Return whether a layer is its stack's first FP8 layer, frozen before layers that train."""
+    alike = [each for each in fp8 if each.stack == linear.stack]
+    return alike[0] is linear and not linear.requires_grad and any(each.requires_grad for each in alike)
+
+
 def region_of(linear: Linear, facts: Facts, library: str) -> Checkpointing | None:
     """Find a library's region that covers a layer, or the forward above it that may call ``checkpoint``."""
     regions = [
@@ -150,12 +156,7 @@ LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {
     ),
     "trained": lambda linear, yes, facts: linear.requires_grad == yes,
     "compiled": lambda linear, yes, facts: linear.compiled is not None,
-    # The first layer of its stack, frozen before layers that train.
-    "frozen_first": lambda linear, yes, facts: (
-        (alike := [each for each in facts.network.fp8 if each.stack == linear.stack])[0] is linear
-        and not linear.requires_grad
-        and any(each.requires_grad for each in alike)
-    ),
+    "frozen_first": lambda linear, yes, facts: _is_frozen_first(linear, facts.network.fp8),
     "split_by_ddp": lambda linear, yes, facts: is_split_by_ddp(linear, facts),
     "checkpoint": lambda linear, library, facts: region_of(linear, facts, library) is not None,
     "accumulates": lambda linear, yes, facts: facts.workload.accumulate > 1,

@@ -98,12 +98,17 @@ def _recipe_change(of: Recipe) -> TreatmentRecord:
     runs, changes = ("fp8_recipes.another_te_recipe", "the autocast") if te else ("", "model")
     if of.operands:  # a setting of Float8Linear; other recipes are other layers
         runs = "fp8_recipes.another_recipe"
-    then: Change = lambda facts, treatment: with_recipe(facts, of.name)  # noqa: E731
+
+    def then(facts: Facts, treatment: Treatment) -> Facts:
+        return with_recipe(facts, of.name)
+
     return TreatmentRecord(of.treatment, of.words, runs, "recipe", changes, recipe=of.name, then=then)
 
 
 def _conversion(of: Recipe) -> TreatmentRecord:
-    then: Change = lambda facts, treatment: in_fp8(facts, to_convert(facts), of.name)  # noqa: E731
+    def then(facts: Facts, treatment: Treatment) -> Facts:
+        return in_fp8(facts, to_convert(facts), of.name)
+
     name, runs = f"convert-{of.name}", "fp8_recipes.convert"
     return TreatmentRecord(name, "", runs, "convert", recipe=of.name, then=then)
 

@@ -6,8 +6,7 @@ from fp8doctor import kit
 
 from . import BACKEND
 
-BACKENDS = {"TE": "transformer_engine", "AO": "torchao", "MSAMP": "msamp", "NO": ""}
-"""Accelerate's name of a backend -> its package. Source: ``FP8BackendType`` in accelerate 1.9 to 1.15."""
+BACKENDS = kit.fp8_request.BACKENDS
 
 MEANT = {"TRANSFORMER": "TE", "MS-AMP": "MSAMP", "NONE": "NO"}
 """Beginnings of other names that people give the backends; else torchao is meant."""
