@@ -12,9 +12,8 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -43,19 +42,14 @@ from fp8doctor.stacks.torchao import CONVERTER_HOME, CONVERTER_TRACE
 _log = logging.getLogger("fp8doctor")
 
 
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(NamedTuple):
     """An FP8 layer and its predecessor; keeps neither alive."""
 
     layer: weakref.ref[nn.Module]
     weight: weakref.ref[Any]
     """The predecessor's."""
-    hooks: int
-    own_forward: bool
-    compiled: bool
-    wrapped: bool
-    """The predecessor was compiled, and the wrapper still calls it (torch 2.13)."""
-    frozen: bool
+    lacks: dict[str, Callable[[Place], Any]]
+    """Each thing that the predecessor had, as a field of `Conversion`, and if a place still lacks it."""
 
 
 class ConversionWatch:
@@ -112,16 +106,17 @@ def is_fp8(module: nn.Module) -> bool:
 
 def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:
     """Note what is lost unless it is restored."""
-    mark = compile_mark(old, "")
-    return Replacement(
-        layer=weakref.ref(new),
-        weight=weakref.ref(weight),
-        hooks=hooks(old),
-        own_forward=read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)),
-        compiled=mark is not None and mark.compiles is not False,
-        wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
-        frozen=not weight.requires_grad,
-    )
+    mark, hooked = compile_mark(old, ""), hooks(old)
+    lacks: dict[str, Callable[[Place], Any]] = {"without_hooks": lambda place: hooks(place.module) < hooked}
+    if read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)):
+        lacks["without_forward"] = lambda place: "forward" not in state_of(place.module)
+    if mark is not None and mark.compiles is not False:
+        lacks["without_compile"] = lambda place: place.compiled is None
+    if OPTIMIZED_MODULE in lineage(type(parent)):  # the wrapper still calls the predecessor (torch 2.13)
+        lacks["bypassed"] = lambda place: place.wrappers
+    if not weight.requires_grad:
+        lacks["unfrozen"] = lambda place: trains(place.module)
+    return Replacement(weakref.ref(new), weakref.ref(weight), lacks)
 
 
 def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str, str]) -> Any:
@@ -137,26 +132,17 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
         for each in watch.replacements
         if (layer := each.layer()) is not None and (place := places.get(id(layer)))
     ]
-
-    def names(lost: Callable[[Place, Replacement], Any]) -> tuple[str, ...]:
-        return tuple(place.name for place, each in found if lost(place, each))
-
-    return Conversion(
-        linears=len(found),
-        without_hooks=names(lambda place, each: each.hooks > hooks(place.module)),
-        without_forward=names(
-            lambda place, each: each.own_forward and "forward" not in state_of(place.module)
-        ),
-        without_compile=names(lambda place, each: each.compiled and place.compiled is None),
-        bypassed=names(lambda place, each: each.wrapped and place.wrappers),
-        unfrozen=names(lambda place, each: each.frozen and trains(place.module)),
-        untied=tuple(
-            (f"{place.name}.weight", tree.parameters[key][0])  # where the weight still is
-            for place, each in found
-            if (key := id(each.weight())) in tree.parameters
-            and key not in map(id, parameters_of(place.module).values())
-        ),
+    lost = {
+        name: tuple(place.name for place, each in found if name in each.lacks and each.lacks[name](place))
+        for name in ("without_hooks", "without_forward", "without_compile", "bypassed", "unfrozen")
+    }
+    untied = tuple(
+        (f"{place.name}.weight", tree.parameters[key][0])  # where the weight still is
+        for place, each in found
+        if (key := id(each.weight())) in tree.parameters
+        and key not in map(id, parameters_of(place.module).values())
     )
+    return Conversion(linears=len(found), untied=untied, **lost)
 
 
 def examine_converter(watch: ConversionWatch | None) -> Converter:
