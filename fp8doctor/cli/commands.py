@@ -117,7 +117,7 @@ class Commands(click.Group):
 
             module, _, name = COMMANDS[cmd_name].place.partition(":")
             command = getattr(import_module(f"fp8doctor.cli.{module}"), name) if module else examine
-            if any(isinstance(each, Rare) for each in command.params):
+            if Rare in [type(each) for each in command.params]:  # a generator would swallow an interrupt
                 help_all(command)
             self.commands[cmd_name] = command
         return self.commands.get(cmd_name)
