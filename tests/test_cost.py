@@ -33,9 +33,6 @@ TENSORWISE = (None, RECIPES["torchao", "tensorwise"])
 def test_amdahl() -> None:
     for share, speedup, whole in ((0.6, 1.5, 1.25), (0.8, 1.5, 1.364), (0.0, 9.0, 1.0), (0.5, 0.5, 0.667)):
         assert amdahl(share, speedup) == pytest.approx(whole, abs=0.001)
-    for share, speedup in ((-0.1, 2.0), (1.1, 2.0), (0.5, 0.0)):
-        with pytest.raises(ValueError, match="share of 0 to 1"):
-            amdahl(share, speedup)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from fp8doctor.answer.steps import Steps, timed_steps
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import WithoutFP8, without_fp8
+from fp8doctor.diagnosis.engagement import without_fp8
 from fp8doctor.diagnosis.estimate import compiles, why_not_estimated
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -166,10 +166,8 @@ class Answer(Struct, frozen=True):
         found, later = self.speedup, self.compared.end_speedup
         if self.fault and (self.status == "does_not_fit" or not (self.fault.finding or self.fault.first)):
             return True
-        if self.status == "fp8_not_engaged" and later is None:
-            return True
         if self.status in ("step_raises", "fp8_not_engaged"):
-            return later is not None and later.side != "open"
+            return later.side != "open" if later else self.status == "fp8_not_engaged"
         ends = not self.fixes or (self.compared.end is not None and (later is None or later.side != "open"))
         if found is None:
             return self.takes_no_fp8 and not _untimed(self.fixes)
@@ -199,11 +197,10 @@ def answer(
         why = errors[0].explanation.partition(". ")[0].rstrip(".")
         fault = Fault("open", errors[0].title.rstrip("."), why, errors[0])
     has_fp8 = bool(known and if_recorded(uses_fp8, facts))
-    without = (if_recorded(without_fp8, facts) if known else None) or WithoutFP8()
-    state = without.words
+    state, is_unclear = (if_recorded(without_fp8, facts) if known else None) or ("", False)
     if fault:
         status = fault.status
-    elif without.is_unclear:
+    elif is_unclear:
         status = "open"
     else:
         status = SIDES[speedup.side if speedup else "open"] if has_fp8 else "no_fp8"
@@ -241,7 +238,7 @@ def answer(
         is_cut=bool(view.table and facts.get("trial.blocks")),
         unchecked=_unchecked(outcomes) if speedup and speedup.basis != "measured" else (),
     )
-    return replace(said, open=tuple(_open(view, said))) if known else said
+    return replace(said, open=_open(view, said)) if known else said
 
 
 SIDES: dict[Side, Status] = {
@@ -295,7 +292,7 @@ def _doubts(view: TrialView) -> Iterator[str]:
         yield "the copy is slower than your step"
 
 
-def _open(view: TrialView, said: Answer) -> Iterator[Open]:
+def _open(view: TrialView, said: Answer) -> tuple[Open, ...]:
     """Say what could change the verdict or the plan, the gravest alone, with its command."""
     facts, speedup, whole = view.facts, said.speedup, said.whole
     gpus = visible_gpus(facts)
@@ -350,10 +347,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         (untimed, f"{', '.join(untimed)}{where}", time_it),
         (said.unchecked and not said.fixes and not said.fault, f"other causes need a trial{where}", time_it),
     )
-    for is_open, what, command in questions:
-        if is_open:
-            yield Open(what=what, command=command)
-            return
+    return next(((Open(what=what, command=command),) for is_open, what, command in questions if is_open), ())
 
 
 def _not_known(said: Answer, speedup: Number | None) -> str:

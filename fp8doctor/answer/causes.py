@@ -76,9 +76,8 @@ def _explaining(
     known = {each.code for each in findings if each.severity != "info"}
     for each in sorted(findings, key=lambda each: each.name not in undone):
         costs = each.severity != "info" and not gains_nothing(each) and not known.intersection(each.caused_by)
-        if not costs or (each.area == "memory" and not each.saving_ms):
-            continue
-        if each.name in undone or (seeks and each.name not in fixed):
+        costs = costs and (each.area != "memory" or each.saving_ms is not None)
+        if costs and (each.name in undone or (seeks and each.name not in fixed)):
             yield each
 
 

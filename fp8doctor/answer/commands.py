@@ -19,9 +19,7 @@ def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None
 
     It starts in the job's folder. A script's arguments are the user's data, so a word stands for them.
     """
-    if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
-        return None
-    kind, name = facts.target.kind, shlex.quote(facts.target.name)
+    kind, name = facts.get("target.kind", "live"), shlex.quote(facts.get("target.name", ""))
     if kind == "environment":
         return "fp8doctor env"
     if kind == "live":

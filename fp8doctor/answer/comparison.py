@@ -85,17 +85,17 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     if fp8 and not view.uses_fp8:
         bf16 = view.fair_bf16(fp8)  # it has the fixes that help BF16 too, as the conversion has
     expects = expected_speedup(view.facts, findings) if view.late_bf16 and now else None
-    share = _as_low_as_timed(expects.now, now, view) if expects and expects.now and now else None
+    estimated = None
+    if view.late_bf16 and now and expects and expects.now:
+        estimated = _late_bf16(view.late_bf16.name, now, expects.now, view)
 
     def over(fp8: Variant, bf16: Variant | None) -> Number | None:
-        """Compare with a timed BF16, or with one whose time is a share of the step as it is."""
+        """Compare with a timed BF16, or with one whose time is estimated."""
         found = view.sure_speed(fp8, bf16) if bf16 else None
-        return _over(fp8, now, share, view) if found is None and now and share else found
+        return _over(fp8, now, estimated.ms, view) if found is None and now and estimated else found
 
     speedup = over(fp8, bf16) if fp8 else None
-    late = None
-    if view.late_bf16 and now and share and speedup and speedup.basis != "measured":
-        late = _late_bf16(view.late_bf16.name, now, share, view)
+    late = estimated if speedup and speedup.basis != "measured" else None
     end = view.end if view.end and steps else now
     if now is None:
         names = {step.treatment.name for step in steps}
@@ -122,35 +122,31 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     )
 
 
-def _as_low_as_timed(share: Number, now: Variant, view: TrialView) -> Number:
-    """Let a late BF16 be as fast as the timed FP8 tells: its step without casts, with BF16's matmuls.
+def _late_bf16(name: str, now: Variant, share: Number, view: TrialView) -> Variant:
+    """Estimate a BF16 that had no time as a share of the step as it is, no slower than a form that was timed.
 
-    The model knows Linears, and compiling fuses other work too: BF16 took 97 ms and not the 166 of the model,
-    and this says 94 (a state-space model on an H200).
+    It may be as fast as the timed FP8 tells: its step without casts, with BF16's matmuls. The model knows
+    Linears, and compiling fuses other work too: BF16 took 97 ms and not the 166 of the model, this says
+    94 (a state-space model on an H200).
     """
+    ms, low, high = (now.ms.value * each for each in (share.value, share.low, share.high))
     plain = now if not now.in_fp8 else view.bf16
     profiles = [if_recorded(breakdown_of, each.arm) if each else None for each in (view.fp8, plain)]
-    if view.fp8 is None or not all(profiles):
-        return share
-    fp8, bf16 = filter(None, profiles)
-    least_ms = view.fp8.ms.low - part_ms(fp8, "casts") - part_ms(fp8, "GEMMs") + part_ms(bf16, "GEMMs")
-    return holding(share.value, min(share.low, least_ms / now.ms.value), share.high, "modelled")
+    if view.fp8 and all(profiles):
+        fp8, bf16 = filter(None, profiles)
+        casts_ms = part_ms(fp8, "casts") + part_ms(fp8, "GEMMs") - part_ms(bf16, "GEMMs")
+        low = min(low, view.fp8.ms.low - casts_ms)
+    most = view.bf16.ms.value if view.bf16 else math.inf
+    return Variant(
+        name, view.words[name], False, Number(min(ms, most), min(low, most), min(high, most), "modelled")
+    )
 
 
-def _late_bf16(name: str, now: Variant, share: Number, view: TrialView) -> Variant:
-    """Estimate the best BF16 as a share of the step as it is, no slower than a form that was timed."""
-    most_ms = view.bf16.ms.value if view.bf16 else math.inf
-    ms, low, high = (min(now.ms.value * each, most_ms) for each in (share.value, share.low, share.high))
-    return Variant(name, view.words[name], False, Number(ms, low, high, "modelled"))
-
-
-def _over(fp8: Variant, now: Variant, share: Number, view: TrialView) -> Number:
-    """Divide BF16, a share of the step as it is, by FP8; a form of BF16 that was timed is the most."""
+def _over(fp8: Variant, now: Variant, bf16: Number, view: TrialView) -> Number:
+    """Divide BF16, a share of the step as it is, by FP8."""
     gain = view.speed(fp8, now) if fp8 is not now else Number(1.0, 1.0, 1.0)
-    most = view.speed(fp8, view.bf16) if view.bf16 else Number(math.inf, math.inf, math.inf)
-    value = min(gain.value * share.value, most.value)
-    low, high = min(gain.low * share.low, most.low), min(gain.high * share.high, most.high)
-    return holding(value, low, high, "modelled")
+    value, low, high = (each / now.ms.value for each in (bf16.value, bf16.low, bf16.high))
+    return holding(gain.value * value, gain.low * low, gain.high * high, "modelled")
 
 
 def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:
@@ -204,27 +200,27 @@ def _with_plan(
     A plan stays in BF16 only if FP8 is not faster, so BF16 takes at most as long as now. A watched step waits
     as long with more tokens, which the estimate does not know.
     """
-    names, now, bf16_ms = {step.treatment.name for step in steps}, expects.now, expects.bf16_ms
+    now, bf16_ms = expects.now, expects.bf16_ms
     fits = (step for step in steps if recorded(step, "peak_gib"))
     if stops_first(facts, findings) or not all(map(is_modelled, fits)):
         return found
     now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
-    end, over, ms, left_ms = found.bf16, None, None, expects.left_out_ms
+    end, over, ms = found.bf16, None, None
     planned = planned_speedup(facts, findings, steps)
     as_many = expects.tokens / planned.tokens if planned else 1.0
     with_fixes_ms = as_many * planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
     found = replace(found, is_fair=bf16_ms / with_fixes_ms - 1 >= GAIN)
-    if STAY_IN_BF16 not in names:
+    if not stays_in_bf16(steps):
         if (
             planned is None
             or (planned.recipes and not begins_fp8(steps, planned))
             or (as_many < 1 and expects.ran_ms)
         ):
             return found
-        over, left_ms = planned.best, as_many * planned.left_out_ms
+        over = planned.best
         end = _of("planned", "with the plan", True, with_fixes_ms / over.value)
         if now and now_ms / end.ms.value - 1 >= GAIN:
-            most = (with_fixes_ms + left_ms) / over.low
+            most = (with_fixes_ms + as_many * planned.left_out_ms) / over.low
             ms = holding(with_fixes_ms / over.value, with_fixes_ms / over.high, most, "modelled")
             over = holding(over.value, with_fixes_ms / most, over.high, "modelled")
         elif not (as_many < 1 or expects.after or planned.recipes):
@@ -256,11 +252,9 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
     A check counts the kernels of some layers, without the host. A measured plan keeps its savings.
     """
     now, end, gain = compared.now, compared.end, compared.gain
-    if now:
-        steps = [_within(step, now) for step in steps]
     of = gain or compared.speedup
     if of is not None and of.basis == "measured":
-        return tuple(steps)
+        return tuple(_within(step, now) for step in steps) if now else tuple(steps)
     if stays_in_bf16(steps):
         held = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     else:

@@ -44,19 +44,18 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     errors = [each for each in findings if each.severity == "error"]
     engagement = next((each for each in errors if each.area in KEEPS_FP8_OUT), None)
     broken = {each.breaks: each for each in reversed(findings) if recorded(each, "breaks")}
+    no_model = facts.get("gaps", {}).get("network", "")
+    ended = dict[str, str]()
     if error := facts.get("script_error"):
-        yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True, first=FIRST)
-    elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
-        where = "The exception is in the script's output"
-        yield Fault("open", FAILED_EARLY, where, was_seen=True, first=FIRST)
+        ended[FAILED_EARLY] = _explained(error)
+    elif FAILED_EARLY.lower() == no_model.lower():
+        ended[FAILED_EARLY] = "The exception is in the script's output"
     for end in ("raised", "killed"):
         for each in (rank for rank in facts.get("ranks.processes", ()) if rank.get("end") == end):
-            reason = _explained(each.get("error") or UNSEEN)
-            yield Fault(
-                "open", f"Rank {each.get('rank', '?')} ended early", reason, was_seen=True, first=FIRST
-            )
+            ended[f"Rank {each.get('rank', '?')} ended early"] = _explained(each.get("error") or UNSEEN)
+    yield from (Fault("open", title, why, was_seen=True, first=FIRST) for title, why in ended.items())
     if not recorded(facts, "network"):
-        yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
+        yield Fault("open", "No model was examined", no_model)
         return
     if own_step_failed(facts):
         reason, first = _explained(facts.get("trial.reason") or ""), next(iter(errors), None)

@@ -116,16 +116,21 @@ def say(template: str, **values: object) -> Line:
 
 def box(said: Answer) -> Box:
     """Write the box of an answer."""
+    memory = said.memory
+    is_large = memory is not None and memory.may_be_too_large and said.status != "does_not_fit"
     rows = {
-        "Memory": _memory(said),
+        "Memory": [say("why.cause", title=memory.sentence.rstrip("."))] if memory and is_large else [],
         "Why": _why(said),
         "Fix": _fix(said),
         "Then": _then(said),
-        "Sure": _sure(said),
-        "Open": _open(said),
+        "Sure": [_sure(said)],
+        "Open": [
+            say("open.question", what=each.what, command=f": {each.command}" if each.command else "")
+            for each in said.open
+        ],
     }
-    told = ((label, tuple(lines)) for label, lines in rows.items())
-    return Box(_tone(said), _title(said), _numbers(said), tuple(Row(*each) for each in told if each[1]))
+    told = (Row(label, tuple(lines)) for label, lines in rows.items())
+    return Box(_tone(said), _title(said), _numbers(said), tuple(each for each in told if each.lines))
 
 
 def _tone(said: Answer) -> Tone:
@@ -154,14 +159,12 @@ def _title(said: Answer) -> Line:
     else:
         verb = f"{verb} likely" if found.has_open_size else verb
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
-    if said.lacks_whole:
-        return say("title.whole", title=title.text, bounds="is not known")
-    if said.whole:
-        low, high = said.whole
-        at_most = f"at most {in_times(high)} the speed of BF16"
-        bounds = _interval(Number((low + high) / 2, low, high)) if low else at_most
-        return say("title.whole", title=title.text, bounds=bounds)
-    return title
+    if not (said.lacks_whole or said.whole):
+        return title
+    low, high = said.whole or (0.0, 0.0)
+    at_most = f"at most {in_times(high)} the speed of BF16" if said.whole else "is not known"
+    bounds = _interval(Number((low + high) / 2, low, high)) if low else at_most
+    return say("title.whole", title=title.text, bounds=bounds)
 
 
 def _numbers(said: Answer) -> Line | None:
@@ -210,11 +213,6 @@ def _interval(found: Number) -> str:
         return f"{found.low:.2f}x to {found.high:.2f}x the speed of BF16"
     ends = (found.low, found.high) if found.value > 1 else (1 / found.high, 1 / found.low)
     return f"{' to '.join(dict.fromkeys(map(in_times, ends)))} {found.side}"
-
-
-def _memory(said: Answer) -> Iterator[Line]:
-    if said.memory and said.memory.may_be_too_large and said.status != "does_not_fit":
-        yield say("why.cause", title=said.memory.sentence.rstrip("."))
 
 
 def _why(said: Answer) -> Iterator[Line]:
@@ -334,18 +332,16 @@ def _now(said: Answer) -> str:
     return "now" if is_above else f"now ({in_ms(now.ms.value)})"
 
 
-def _sure(said: Answer) -> Iterator[Line]:
+def _sure(said: Answer) -> Line:
     found = said.speedup
     if said.fault:
         read = "by its estimated memory" if said.status == "does_not_fit" else "read from the job"
         seen = "the fault was seen when the job ran" if said.fault.was_seen else read
         doubts = f"; the times may be off: {said.doubts[0]}" if said.doubts and said.fixes else ""
-        yield say("sure.fault", seen=f"{seen}{doubts}")
-        return
+        return say("sure.fault", seen=f"{seen}{doubts}")
     clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
     if said.state or said.takes_no_fp8:
-        yield say("sure.fault", seen="read from the job")
-        return
+        return say("sure.fault", seen="read from the job")
     if found is None:
         others = said.steps is not None and any(said.steps.rows)
         untimed = "your step was not timed" if others else "nothing was timed"
@@ -353,8 +349,7 @@ def _sure(said: Answer) -> Iterator[Line]:
         if said.compared.bf16:
             has_fp8 = said.has_fp8 or said.compared.fp8
             alone = "the BF16 that decides has no time" if has_fp8 else "FP8 was not timed"
-        yield say("sure.unknown", timed=alone if clock else untimed)
-        return
+        return say("sure.unknown", timed=alone if clock else untimed)
     interval = f"{_interval(found)}{' (compute)' if said.is_compute and found.basis == 'measured' else ''}"
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
@@ -364,18 +359,10 @@ def _sure(said: Answer) -> Iterator[Line]:
         timed = f"your step was timed, {form} is " if clock else f"nothing was timed{elsewhere}, "
         likely = f"likely {found.side}, by how much open" if found.has_open_size else "likely"
         gpu = said.compared.gpu or "this GPU"
-        yield say(how, how=likely, interval=interval, timed=timed, gpu=gpu)
-        return
+        return say(how, how=likely, interval=interval, timed=timed, gpu=gpu)
     rounds = plural(said.compared.fp8.rounds if said.compared.fp8 else 0, "round")
     doubts = f": {'; '.join(said.doubts)}" if said.doubts else ""
     if found.side == "open":
-        yield say("sure.no", timed=rounds, doubts=doubts)
-    elif said.doubts or found.is_wide:
-        yield say("sure.side", interval=interval, rounds=rounds, doubts=doubts)
-    else:
-        yield say("sure.yes", interval=interval, rounds=rounds)
-
-
-def _open(said: Answer) -> Iterator[Line]:
-    for each in said.open:
-        yield say("open.question", what=each.what, command=f": {each.command}" if each.command else "")
+        return say("sure.no", timed=rounds, doubts=doubts)
+    is_rough = said.doubts or found.is_wide
+    return say("sure.side" if is_rough else "sure.yes", interval=interval, rounds=rounds, doubts=doubts)

@@ -206,12 +206,8 @@ def work_of(facts: Facts) -> Work:
         optimizer_bytes=each_trained * network.get("trainable_parameters", 0),
         accumulate=micro_batches(facts),
         eager_how=uncompiled(facts),
-        autocast=in_autocast(facts),
+        autocast=facts.get("training.autocast") == "bfloat16",
     )
-
-
-def in_autocast(facts: Facts) -> bool:
-    return bool(facts.get("training.autocast") == "bfloat16")
 
 
 def _unknown_form(facts: Facts, work: Work) -> str:

@@ -1,7 +1,5 @@
 """Engagement of FP8: converted layers, and obstacles to running in FP8."""
 
-from typing import NamedTuple
-
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing
@@ -23,7 +21,7 @@ def why_not_engaged(facts: Facts) -> str:
             return why
         took = ": the filter of the conversion took none" if converted_nothing(facts) else ""
         count = plural(len(facts.network.linears), "Linear")
-        state = without_fp8(facts).words or f"No layer of this model trains in FP8 (0 of {count}{took})"
+        state = without_fp8(facts)[0] or f"No layer of this model trains in FP8 (0 of {count}{took})"
         return f"{state}. To convert it, see 'fp8doctor explain MOD001'."
     except Unrecorded as missing:
         gap = str(facts.get("gaps", {}).get("training.fp8_autocast", "")).rstrip(".")
@@ -42,39 +40,33 @@ def why_fp8_does_not_run(facts: Facts) -> str:
     return ""
 
 
-class WithoutFP8(NamedTuple):
-    """What a model has in place of FP8 layers."""
+def without_fp8(facts: Facts) -> tuple[str, bool]:
+    """Say what a model has in place of FP8 layers, and whether FP8 may run all the same, at unknown speed.
 
-    is_unclear: bool = False
-    """True if FP8 may run all the same, so that nothing is known of its speed."""
-    words: str = ""
-    """Empty if it is plain BF16."""
-
-
-def without_fp8(facts: Facts) -> WithoutFP8:
-    """Say what a model without FP8 layers has in their place."""
+    The words are empty for plain BF16.
+    """
     linears = facts.network.linears
     if uses_fp8(facts):
-        return WithoutFP8()
+        return "", False
     forward = sum(map(computes_forward_in_fp8, linears))
     stored, named = (sum(each.use == use for each in linears) for use in ("storage", "unknown"))
     calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
     unread = facts.get("gaps", {}).get("network.linears", "").rstrip(".") if not linears else ""
     kind, of = "FP8" if any(map(stores_fp8, linears)) else "low precision", f"of {len(linears)} Linears"
     states = (
-        (forward, False, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only"),
-        (unread, True, f"Its Linears could not be read: {unread}"),
-        (named, True, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen"),
-        (calls, True, f"FP8 is outside of layers: the code calls {''.join(calls[:1])}"),
-        (ran, True, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
-        (stored, False, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
+        (forward, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only", False),
+        (unread, f"Its Linears could not be read: {unread}", True),
+        (named, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen", True),
+        (calls, f"FP8 is outside of layers: the code calls {''.join(calls[:1])}", True),
+        (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found", True),
+        (stored, f"No FP8 training: {stored} {of} only store their weights in {kind}", False),
         (
             if_recorded(nothing_to_convert, facts.network),
-            False,
             "FP8 takes none of its layers: train in BF16",
+            False,
         ),
     )
-    return next((WithoutFP8(unclear, words) for holds, unclear, words in states if holds), WithoutFP8())
+    return next(((words, unclear) for holds, words, unclear in states if holds), ("", False))
 
 
 def invalidates(finding: Finding) -> bool:

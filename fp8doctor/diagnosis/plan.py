@@ -330,20 +330,23 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
     facts, fault = view.facts, fault_of(view.facts, findings)
     stops = fault is not None and fault.status != "does_not_fit"
-    timed = view.on_gpu and view.as_is is not None
     if not stops and if_recorded(waits_for_linears, facts):
         return (*steps, _step("FP8 takes an nn.Linear, and this model has Conv1D in its place", CONV1D))
+    if view.on_gpu and view.as_is is not None:
+        return tuple(steps)
+    compiled = any(map(compiles, steps))
+    if uses_fp8(facts):
+        last = None if stops or compiled else if_recorded(_compiling, facts)
+        return (*steps, last) if last else tuple(steps)
     asked = fp8_was_asked_for(facts)
     by_torchao = bool(asked and asks_for_torchao(facts.variables()))
-    begins = (step for step in steps if by_torchao or TORCHAO.name in step.treatment.code)
-    if not (timed or uses_fp8(facts)) and any(map(changes_fp8, begins)):
-        eager = [each for each in to_convert(facts) if each.compiled is None]
-        if eager and not any(map(compiles, steps)):
-            title = "FP8 of torchao is slower than BF16 until it is compiled"
-            return (*steps, _step(title, compile_treatment(facts, eager)))
-    if uses_fp8(facts) and not timed and not stops and not any(map(compiles, steps)):
-        return (*steps, *filter(None, [if_recorded(_compiling, facts)]))
-    if timed or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
+    begins = any(by_torchao or TORCHAO.name in step.treatment.code for step in filter(changes_fp8, steps))
+    eager = [each for each in to_convert(facts) if each.compiled is None] if begins and not compiled else []
+    if eager:
+        title = "FP8 of torchao is slower than BF16 until it is compiled"
+        return (*steps, _step(title, compile_treatment(facts, eager)))
+    _, may_run_in_fp8 = without_fp8(facts)
+    if stops or may_run_in_fp8:
         return tuple(steps)
     in_fp32 = []
     stored = any(each.use == "storage" for each in facts.network.linears)
@@ -356,8 +359,8 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
             more = "# if your script does that: autocast = torch.bfloat16 in the model file"
             treatment = replace(treatment, code=f"{treatment.code}\n{more}")
         in_fp32 = [_step("Its matmuls are in fp32: its weights are, and no autocast is on", treatment)]
-    last = [] if asked or added or stored else filter(None, [if_recorded(_compiling, facts)])
-    return (*in_fp32, *added, *steps, *last)
+    last = None if asked or added or stored else if_recorded(_compiling, facts)
+    return (*in_fp32, *added, *steps, *filter(None, [last]))
 
 
 def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:

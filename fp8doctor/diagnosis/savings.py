@@ -144,13 +144,11 @@ def way(view: TrialView) -> list[Link]:
     gain by itself for sure shares a link with the next.
     """
     now, done, end = view.as_is, frozenset[str](), view.end
-    if end is None:
-        return []
     stops = [(made, each) for each in view.timed.values() if (made := _made(view, each))]
     whole = next((made for made, each in stops if each is end), done)
     first = whole & {STAY_IN_BF16}
     links: list[Link] = []
-    while now is not None and done < whole:
+    while now is not None and end is not None and done < whole:
         nearer = [
             (made, each)
             for made, each in stops

@@ -22,7 +22,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Arm, Facts, Package, if_recorded, recorded
+from fp8doctor.facts import Facts, Package, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.record import Record, encode, to_builtins
@@ -217,7 +217,8 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     )
     speedup = _speedup(one, other)
     arms = [None if timed_on_cpu(each.facts) else as_is(each.facts) for each in documents]
-    families = [if_recorded(_families_ms, arm) if arm else None for arm in arms]
+    profiles = [if_recorded(breakdown_of, arm) if arm else None for arm in arms]
+    families = [{**each.families_ms, "idle": each.idle_ms} if each else None for each in profiles]
     timed = one.step_ms is not None and other.step_ms is not None
     difference = if_recorded(waterfall, arms[1], arms[0]) if timed and arms[0] and arms[1] else None
     unknown = [
@@ -241,11 +242,6 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
         gone=tuple(code for code in codes[0] if code not in codes[1]),
         summary=_summary(one, other, speedup, difference, differing),
     )
-
-
-def _families_ms(arm: Arm) -> dict[str, float] | None:
-    found = breakdown_of(arm)
-    return {**found.families_ms, "idle": found.idle_ms} if found else None
 
 
 def _speedup(one: TimedStep, other: TimedStep) -> Number | None:
