@@ -5,9 +5,10 @@ come from the registry.
 """
 
 import inspect
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from glob import glob
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Heading(NamedTuple):
         return self.page.partition("\n")[0]
 
 
-def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
+def headings(folders: Sequence[Any] = ()) -> tuple[Heading, ...]:
     """List the checks as `fp8doctor.registry.discover` finds them. Raises the same `UserError`."""
     if folders:
         from fp8doctor.registry import discover
@@ -66,14 +67,17 @@ def _own() -> Iterator[SimpleNamespace]:
     from fp8doctor import checks
 
     for folder in checks.__path__:
-        for path in Path(folder).glob("*/[!_]*"):
-            files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
-            text = "".join(each.read_text("utf-8") for each in files)
+        for path in glob(os.path.join(folder, "*", "[!_]*")):
+            text = ""
+            for file in [path] if path.endswith(".py") else sorted(glob(os.path.join(path, "*.py"))):
+                with open(file, encoding="utf-8") as opened:
+                    text += opened.read()
             if text:
                 page = inspect.cleandoc(text.split('"""', 2)[1])
                 was = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
+                area = os.path.basename(os.path.dirname(path))
                 for each in HEAD.finditer(text):
-                    yield SimpleNamespace(**each.groupdict(), area=path.parent.name, page=page, was=was)
+                    yield SimpleNamespace(**each.groupdict(), area=area, page=page, was=was)
 
 
 def retired(codes: Iterable[str]) -> Iterator[Heading]:

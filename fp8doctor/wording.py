@@ -15,7 +15,8 @@ def error_in_words(error: BaseException) -> str:
 
 def sentence(error: BaseException) -> str:
     """Return the first line of an exception, scrubbed."""
-    return f"{type(error).__name__}: {_message(error).strip().partition(chr(10))[0][:MESSAGE_LENGTH]}"
+    first = _message(error).strip().partition("\n")[0][:MESSAGE_LENGTH]
+    return f"{type(error).__name__}: {first}".rstrip(": ")
 
 
 def _message(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm
@@ -106,7 +107,7 @@ HOST_WAIT_PCT = 50.0
 host's: most of it."""
 
 
-class Waterfall(NamedTuple):
+class Waterfall(Struct, frozen=True):
     """The difference of two steps; a positive part costs time in the first."""
 
     difference_ms: float

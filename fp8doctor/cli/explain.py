@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,8 @@ from fp8doctor.errors import UserError
 from fp8doctor.wording import did_you_mean
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fp8doctor.headings import Heading
     from fp8doctor.known_errors import KnownError
 
@@ -38,14 +39,15 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
 
     With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
-    from fp8doctor import known_errors
     from fp8doctor.headings import headings, retired
 
     if not asked and sys.stdin.isatty():
         raise UserError("name a code or an error message, or give a log: fp8doctor explain < train.log")
     text = " ".join(asked)
     if asked in ((), ("-",)):
-        text = sys.stdin.buffer.read()[-known_errors.LONGEST :].decode("utf-8", "replace")
+        from fp8doctor.known_errors import LONGEST
+
+        text = sys.stdin.buffer.read()[-LONGEST:].decode("utf-8", "replace")
     catalogue = headings(checks)
     data: dict[str, Any]
     if named := named_by(asked, (*catalogue, *retired(asked))):
@@ -53,8 +55,8 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         heads = [f"{each.code} {each.name} · {each.area} · {each.severity}\n\n{each.page}" for each in named]
         data = every[0] if len(named) == 1 else {"checks": every}
         page = f"\n\n{'-' * columns()}\n\n".join(heads)
-    elif errors := known_errors.recognise_all(text):
-        data, page = _of_errors(errors, catalogue, ends_otherwise=not known_errors.fatal_is_known(text))
+    elif recognised := _of_errors(text, catalogue):
+        data, page = recognised
     elif found := [each for each in catalogue if len(text) <= LONGEST_WORD and _has(each.page, text)]:
         data = {"checks": list(map(summary, found))}
         lines = [f"{each.code} {each.name}: {each.title}" for each in found]
@@ -100,13 +102,16 @@ def summary(check: Heading) -> dict[str, Any]:
     return {name: getattr(check, name) for name in ("code", "name", "area", "severity", "title")}
 
 
-def _of_errors(
-    errors: Sequence[KnownError], catalogue: Sequence[Heading], *, ends_otherwise: bool
-) -> tuple[dict[str, Any], str]:
-    """Describe known errors as data and as a page, which has further warnings in one line."""
+def _of_errors(text: str, catalogue: Sequence[Heading]) -> tuple[dict[str, Any], str] | None:
+    """Describe the known errors in a text as data and as a page, which has further warnings in one line."""
+    from fp8doctor import known_errors
     from fp8doctor.facts.scrub import scrub
 
-    errors = [each._replace(cause=scrub(each.cause), lines=scrub(each.lines)) for each in errors]
+    found = known_errors.recognise_all(text)
+    if not found:
+        return None
+    ends_otherwise = not known_errors.fatal_is_known(text)
+    errors = [each._replace(cause=scrub(each.cause), lines=scrub(each.lines)) for each in found]
     full = [each for each in errors if each.kind == errors[0].kind]
     rest = [each.says for each in errors if each not in full]
     pages = [ENDS_OTHERWISE] * ends_otherwise + [_error_page(error, catalogue) for error in full]

@@ -1,7 +1,6 @@
 """Text as a terminal shows it: printable, wrapped, and in ASCII if needed."""
 
 import re
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -82,6 +81,8 @@ def reflow(page: str, width: int) -> Iterator[str]:
 
     A comment goes above its line of code if both together are too long.
     """
+    import textwrap  # builds patterns, which a list needs not
+
     for is_kept, group in groupby(page.strip("\n").split("\n"), lambda line: bool(KEPT.match(line))):
         lines = [*group]
         if not is_kept:
