@@ -17,8 +17,11 @@ The trial times the step with each other recipe, all else equal. Watch the loss:
 exact. Ignore it if your loss needs the more exact recipe. Without a trial the cost model compares them.
 Tensor parallelism makes each rank's layers narrow: a 70B model on 8 ranks was 1.52x as fast in tensorwise
 (torchtitan#866).
+GeForce Blackwell multiplies block-scaled FP8 at twice the rate of plain FP8, but no recipe of torchao 0.18 or
+Transformer Engine 2.20 trains with that.
 https://docs.pytorch.org/ao/main/workflows/training.html
 https://github.com/pytorch/pytorch/issues/149990
+https://github.com/triton-lang/triton/issues/11320
 """
 
 from fp8doctor import kit
@@ -36,13 +39,14 @@ def recipe_too_dear(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     own = tuple(sorted({linear.recipe or "unknown" for linear in facts.network.fp8}))
     on_cpu = kit.arms.timed_on_cpu(facts)
     if on_cpu or not kit.recorded(facts, "trial.arms"):
-        if slow := kit.if_recorded(estimated, own, facts):
+        if slow := at_half_rate(own, facts) or kit.if_recorded(estimated, own, facts):
             return slow
         if on_cpu:
             return kit.NotApplicable(reason="the trial timed no other recipe on a GPU")
     view = kit.trial_view.TrialView(facts)
-    others = [view.timed.get(each.name) for each in facts.trial.arms if each.name in kit.recipes.BY_TREATMENT]
-    pairs = [(base, each) for each in others if each and (base := view.base_of(each))]
+    arms = [each.name for each in facts.trial.arms if each.tried and each.step_ms and each.rounds_ms]
+    others = [view.timed[name] for name in arms if name in kit.recipes.BY_TREATMENT]
+    pairs = [(base, each) for each in others if (base := view.base_of(each))]
     if not pairs:
         return kit.NotApplicable(reason="no other recipe was timed")
     faster = [pair for pair in pairs if is_faster(*pair, view)]
@@ -80,6 +84,23 @@ def is_faster(
         return False
     within = shown is not None and shown.high >= base.ms.value
     return not within and gain.low > 1 and gain.value - 1 > kit.EVEN
+
+
+def at_half_rate(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:
+    """Report plain FP8 on a GPU whose datasheet has a higher rate for block-scaled FP8."""
+    gpu = kit.cost.modelled_gpu(facts)
+    plain = all(kit.recipes.named(each).granularity in ("tensor", "row") for each in own)
+    if gpu is None or not gpu.block_scaled_fp8_tflops or not gpu.fp8_tflops or not plain:
+        return None
+    rate = gpu.block_scaled_fp8_tflops / gpu.fp8_tflops
+    return kit.Finding(
+        severity="info",
+        title=f"{gpu.name} multiplies block-scaled FP8 (MXFP8) {rate:.1f} times as fast as {', '.join(own)}",
+        explanation=f"Datasheet: {gpu.block_scaled_fp8_tflops:,.0f} TFLOP/s against {gpu.fp8_tflops:,.0f}, "
+        f"and {gpu.bf16_tflops:,.0f} in BF16; nothing was timed. torchao 0.18 and Transformer Engine 2.20 "
+        "do not train in MXFP8 on this GPU.",
+        evidence={"own_recipe": own, "gpu": gpu.name, "block_scaled_fp8_tflops": gpu.block_scaled_fp8_tflops},
+    )
 
 
 def estimated(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:

@@ -81,8 +81,9 @@ def test_no_difference_is_claimed(rowwise: Facts, arms: tuple[Arm, ...], outcome
     assert outcome_of(DEAR, timed(rowwise, *arms)) == outcome
 
 
-def test_a_cpu_times_no_other_recipe(rowwise: Facts) -> None:
+def test_a_cpu_and_a_gpu_that_multiplies_block_scaled_fp8_faster(rowwise: Facts) -> None:
     assert outcome_of(DEAR, compiled(rowwise, "rowwise", WIDTH_1024, device="cpu")) == "not_applicable"
+    assert found_by(DEAR, replace(rowwise, assumed_gpu="RTX5090")).severity == "info"
     assert finding_of(DEAR, replace(rowwise, assumed_gpu="B200")) is None
 
 
