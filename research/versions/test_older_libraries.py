@@ -39,7 +39,8 @@ def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
     )
     weight = torch.zeros(4, 64, 32).as_subclass(kind)
     weight.scaling_type = scaling[name]
-    experts = type("GroupedExperts", (nn.Module,), {})()
+    multiplies = {"forward": lambda self, x: torch._grouped_mm(x, self.w1)}
+    experts = type("GroupedExperts", (nn.Module,), multiplies)()
     experts.top_k = 2
     experts.w1 = nn.Parameter(weight)
     experts._parameters["w1"].scaling_type = scaling[name]

@@ -28,6 +28,9 @@ def tied_weights_untied(facts: kit.Facts) -> kit.Finding | None:
         return None
     one, other = pairs[0]
     model, here, there = (kit.in_python(each, facts.network) for each in ("", *pairs[0]))
+    code = f"{model}.tie_weights()" if declared else f"{here} = {there}"
+    if model != "model":  # right after the conversion it may not be wrapped yet
+        code = f'inner = getattr(model, "module", model)\n{code.replace(model, "inner")}'
     return kit.Finding(
         title=f"{one} is no longer tied to {other}{f', nor {len(pairs) - 1} more' * (len(pairs) > 1)}",
         explanation="The conversion made two parameters of one: they train independently, and a checkpoint "
@@ -36,8 +39,7 @@ def tied_weights_untied(facts: kit.Facts) -> kit.Finding | None:
         treatment=kit.Treatment(
             name="tie-again",
             summary="tie the weights again after the conversion",
-            code=(f"{model}.tie_weights()" if declared else f"{here} = {there}")
-            + "   # right after the conversion",
+            code=f"{code}   # right after the conversion",
         ),
     )
 
