@@ -12,7 +12,7 @@ from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_bl
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert, waits_for_linears
-from fp8doctor.analysis.modelled_speedup import modelled_speedup, modelled_steps
+from fp8doctor.analysis.modelled_speedup import TAKES_NONE, modelled_speedup, modelled_steps
 from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
@@ -37,6 +37,7 @@ from fp8doctor.diagnosis.estimate import (
     expected_speedup,
     fixed_checks,
     planned_speedup,
+    why_not_estimated,
 )
 from fp8doctor.diagnosis.fitting import fitted, within_memory
 from fp8doctor.diagnosis.savings import on_the_way
@@ -330,7 +331,8 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
     facts, fault = view.facts, fault_of(view.facts, findings)
     stops = fault is not None and fault.status != "does_not_fit"
-    if not stops and if_recorded(waits_for_linears, facts):
+    converts_none = why_not_estimated(facts, findings) == TAKES_NONE and not any(map(changes_fp8, steps))
+    if not stops and converts_none and if_recorded(waits_for_linears, facts):
         return (*steps, _step("FP8 takes an nn.Linear, and this model has Conv1D in its place", CONV1D))
     if view.on_gpu and view.as_is is not None:
         return tuple(steps)

@@ -60,6 +60,7 @@ def test_conv1d_is_to_be_rewritten_before_anything_says_that_fp8_takes_nothing()
     report = inspect_model(gpt2().bfloat16(), trial=False, assume_gpu="H100")
     assert names(report) == ["conv1d-to-linear"]
     assert report.verdict.open
+    assert names(inspect_model(gpt2().bfloat16(), trial=False, assume_gpu="A100")) == []
 
 
 class Convolutions(nn.Sequential):
