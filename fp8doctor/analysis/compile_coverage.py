@@ -14,8 +14,12 @@ NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
 """Classes whose casts only the compiler fuses, by class name; torchao 0.10 to 0.18."""
 
 BACKENDS_WITHOUT_KERNELS = (
-    *("eager", "eager_noexcept", "eager_debug", "pre_dispatch_eager"),
-    *("aot_eager", "aot_eager_decomp_partition"),
+    "eager",
+    "eager_noexcept",
+    "eager_debug",
+    "pre_dispatch_eager",
+    "aot_eager",
+    "aot_eager_decomp_partition",
 )
 """Backends that capture graphs and run them op by op. Source: ``torch/_dynamo/backends/debugging.py``, torch
 2.13."""
@@ -148,7 +152,7 @@ def _loop(blocks: Blocks, network: Network) -> str:
     return f"for i, block in {pairs}:\n    {block} = torch.compile({given}){few}"
 
 
-FOR_EACH_LENGTH = "   # once for each length of a batch: pad to few lengths"
+FOR_EACH_LENGTH = "   # it compiles for each length of a batch: pad to few lengths"
 
 
 def has_unlike_sizes(network: Network) -> bool:

@@ -106,10 +106,8 @@ def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     loses = kit.if_recorded(kit.layer_gain.would_lose, linear, facts, fp8[0].recipe)
     if loses or kit.layers.too_small(linear, rowwise=by_row):
         return False
-    gpu, known = (
-        kit.cost.modelled_gpu(facts),
-        kit.layer_gain.is_given(facts) and kit.cost.rows_of(linear, facts),
-    )
+    gpu = kit.cost.modelled_gpu(facts)
+    known = kit.layer_gain.is_given(facts) and kit.cost.rows_of(linear, facts)
     unmodelled = linear.role == "experts" or linear.features.get("own_forward")
     if not known or unmodelled or gpu is None or not gpu.fp8_tflops:
         return True
