@@ -41,6 +41,8 @@ class Variant:
     autocast: torch.dtype | None = None
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """Around every forward and loss, inside the autocast, such as ``te.autocast``."""
+    recipe: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Around ``around``: another recipe for all that Transformer Engine opens there."""
     fused: bool = False
     """Whether its optimizer is fused, and not that of the job."""
     step_as_compiled: bool = True

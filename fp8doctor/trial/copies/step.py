@@ -94,7 +94,7 @@ def training_step(
 
     def step() -> torch.Tensor:
         for _ in range(job.workload.accumulate):
-            with casts(), variant.around():
+            with casts(), variant.recipe(), variant.around():
                 output = None if own else call(model, batch)
                 loss = own(model, batch) if own else loss_of(job, output, batch)
             before_backward()

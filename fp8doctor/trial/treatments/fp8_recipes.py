@@ -21,10 +21,6 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
-UNDER_RECIPE = "under_recipe"
-"""Attribute of a variant's ``around`` with a recipe: the one without it."""
-
-
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     named = ("Float8Linear",)
     layers = [each for each in variant.model.modules() if ancestor(type(each), "torchao.float8.", named)]
@@ -124,21 +120,19 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     if made is None:
         raise NotTried(f"this Transformer Engine has no {kind}")
     recipe = made()
-    outer = getattr(variant.around, UNDER_RECIPE, variant.around)  # it takes the place of another one
     opened, steps = _opened_with(recipe), itertools.count()
 
     @contextmanager
-    def around() -> Iterator[None]:
+    def proved() -> Iterator[None]:
         number = next(steps)
         if number == 1:
             _prove(layers, recipe)
-        with opened(), outer():
+        with opened():
             yield
         if number == 0:
             _prove(layers, recipe)
 
-    setattr(around, UNDER_RECIPE, outer)
-    return replace(variant, around=around)
+    return replace(variant, recipe=proved)
 
 
 def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
