@@ -21,6 +21,7 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
+
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     named = ("Float8Linear",)
     layers = [each for each in variant.model.modules() if ancestor(type(each), "torchao.float8.", named)]
