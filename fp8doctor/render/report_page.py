@@ -134,10 +134,11 @@ def _details(report: Document) -> Iterator[Section]:
 def _explained(items: Iterable[Item]) -> Iterator[Part]:
     """Explain each fix and finding; the first screen has its title, and the lines of a fix."""
     for each in items:
-        if each.explanation or each.summary:
+        change = each.summary if each.number is None else ""
+        if each.explanation or change:
             yield from (Strong(f"{each.code} {each.name}".strip(), each.mark), each.explanation)
-        if each.summary and each.number is None:
-            yield f"Would change it: {each.summary}."
+        if change:
+            yield f"Would change it: {change}."
             if each.lines:
                 yield Code(each.lines)
 
