@@ -73,16 +73,13 @@ def verified() -> str:
         assert match, f"{page} says nothing like {pattern!r}"
         return tuple(each.replace(" %", "%") for each in match.groups())
 
-    now_page, times_page, plans_page, published = (
-        f"research/benchmarks/results/{name}.md"
-        for name in ("trial_2026-11-29_h200", "trial_jobs_h200", "printed_plans_h100", "published")
+    jobs_page, published = (
+        f"research/benchmarks/results/{name}.md" for name in ("eight_jobs_2026-11-30_h200", "published")
     )
-    now = found(
-        "docs/trial.md",
-        r"H200: (\w+ variants of \w+ jobs),.*?median ([\d.]+ %), worst ([\d.]+ %).*?up to (\d+ %)",
+    times = found(
+        jobs_page, r"Median error ([\d.]+ %) of (\d+) variants.*?worst is ([\d.]+ %).*?host's, (\d+ %)"
     )
-    times = found(times_page, r"the GPU sets the pace \(.*?median ([\d.]+ %), worst ([\d.]+ %) of (\d+)")
-    plans = found("docs/trial.md", r"at most ([\d.]+ %) slower on (\d+) of (\d+) jobs.*? and (\d+ %)")
+    plans = found("docs/trial.md", r"within 2 % of it on (\d+) of (\d+) jobs, up to (\d+ %)")
     groups, jobs, error, worst = found(
         published, r"\n\| all +\|[^(]*?(\d+) \((\d+)\) +\| ([\d.]+ %)[^|]*\|[^|]*\| \+([\d.]+ %)"
     )
@@ -93,19 +90,14 @@ def verified() -> str:
     assert tried == same
     rows = (
         (
-            f"[Times of the rewritten trial, {now[0]}]({now_page})",
-            f"{now[1]} off plain scripts",
-            f"{now[2]}; {now[3]} if the host sets the pace",
-        ),
-        (
-            f"[Times of the trial before, 8 jobs, {times[2]} GPU-bound variants]({times_page})",
+            f"[Times of {times[1]} variants of {plans[1]} new jobs]({jobs_page})",
             f"{times[0]} off plain scripts",
-            f"{times[1]}",
+            f"{times[2]}; {times[3]} if the host sets the pace",
         ),
         (
-            f"[Printed fixes of {plans[2]} other jobs]({plans_page}), against the fastest variant known",
-            f"at most {plans[0]} slower on {plans[1]} of {plans[2]}",
-            f"{plans[3]} slower",
+            f"[Printed plans of these jobs, applied]({jobs_page})",
+            f"the fastest variant known, or within 2% of it, on {plans[0]} of {plans[1]}",
+            f"{plans[2]} slower",
         ),
         (
             f"[Speedups that `plan` gives, {jobs} published ones ({groups} groups)]({published})",
