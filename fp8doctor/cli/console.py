@@ -41,9 +41,11 @@ def stand_in_for_closed_streams() -> None:
 
 def columns() -> int:
     """Find the width of a page on stdout: from COLUMNS, otherwise from the terminal."""
-    import shutil
-
-    return min(WIDEST_SCREEN, shutil.get_terminal_size((WIDEST, 24)).columns)
+    try:  # shutil's function loads three libraries of compression first
+        wide = int(os.environ.get("COLUMNS") or os.get_terminal_size().columns)
+    except (ValueError, OSError):
+        wide = WIDEST
+    return min(WIDEST_SCREEN, wide if wide > 0 else WIDEST)
 
 
 def wants_colour() -> bool:

@@ -86,8 +86,9 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
 def _is_named(check: Heading, word: str) -> bool:
     keys = (check.code, check.name, *check.also)
     of_prefix = re.fullmatch(PREFIX, word) and any(key.startswith(word) for key in keys)
-    in_heading = _has(" ".join((check.area, *keys, check.title)), word)
-    return bool(word.lower() in map(str.lower, keys) or of_prefix or in_heading)
+    if of_prefix or word.lower() in map(str.lower, keys):
+        return True
+    return _has(" ".join((check.area, *keys, check.title)), word)
 
 
 def _has(text: str, words: str) -> bool:

@@ -81,12 +81,10 @@ def reflow(page: str, width: int) -> Iterator[str]:
 
     A comment goes above its line of code if both together are too long.
     """
-    import textwrap  # builds patterns, which a list needs not
-
     for is_kept, group in groupby(page.strip("\n").split("\n"), lambda line: bool(KEPT.match(line))):
         lines = [*group]
         if not is_kept:
-            yield from textwrap.wrap(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+            yield from wrap(" ".join(lines).split(), width)
             continue
         for line in lines:
             found = COMMENTED.fullmatch(line) if len(line) > width else None
