@@ -117,6 +117,14 @@ class Function(torch.autograd.Function):
         return grads[0] @ ctx.saved_tensors[0].to(grads[0].dtype), None
 
 
+class InBothDirections(Function):
+    """FP8 in the backward too."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return multiplied(grads[0], ctx.saved_tensors[0].t().contiguous()), None
+
+
 def multiplied(x: Tensor, weight: Tensor) -> Tensor:
     one = torch.ones((), device=x.device)
     return torch._scaled_mm(x.to(weight.dtype), weight.t(), one, one, out_dtype=torch.bfloat16)
@@ -142,6 +150,15 @@ def test_a_forward_in_fp8_is_seen_and_whether_it_has_a_backward(own: bool) -> No
     found = next(each for each in report.findings if each.code == "MOD003")
     assert found.evidence["stored_linears"] == sum(map(computes_forward_in_fp8, report.facts.linears())) == 2
     assert (report.verdict.status == "step_raises") is not own
+
+
+def test_a_function_with_fp8_in_its_backward_is_no_storage() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16, device="meta"), InFp8(own=True))
+    model[1].multiply = InBothDirections.apply
+    report = looked(model, torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16, device="meta"), assume_gpu="h100")
+    assert [each.use for each in report.facts.network.linears] == ["none", "unknown"]
+    assert not any(each.code == "MOD003" for each in report.findings)
+    assert report.verdict.status == "open"
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -36,7 +36,7 @@ BACKWARD = {
     "dynamic": 'its backward raises "derivative for aten::_scaled_mm is not implemented"',
     "unsloth": "under Unsloth its backward converts the weight back to BF16 and multiplies there",
     "FP8Linear": "its backward converts the weight back to BF16, multiplies there, and gives it no gradient",
-    "own": "its backward is a function of its own, which was not seen",
+    "own": "its backward is a function of its own, in which no FP8 matmul was seen",
     "plain": "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use",
 }
 """What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an

@@ -7,6 +7,7 @@ away has the rows and regions of the kept block in its place of the pattern.
 import inspect
 import logging
 import re
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
@@ -22,7 +23,8 @@ from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.looking import class_name, modules_of
+from fp8doctor.stacks import code_names
+from fp8doctor.stacks.looking import class_name, modules_of, read_class
 from fp8doctor.stacks.tensors import has_data, is_float8, tensors
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, storage_of
 from fp8doctor.stacks.transformer_engine import named, recipe_of
@@ -145,7 +147,7 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         regions=_of_their_layers(adapted, seen.regions),
         autocast=products.in_own_autocast,
         fp8_calls=(*products.in_fp8,),
-        fp32_products=tuple(names.get(each or 0, "") for each in products.in_fp32),
+        fp32_products=tuple(names.get(each or 0, "") for each, _ in products.in_fp32.most_common()),
         without_hooks=hooks[0] != hooks[1],
     )
 
@@ -210,12 +212,12 @@ class Products(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._calls = calls
-        self.scaled: dict[int | None, bool] = {}
-        """Module that called ``torch._scaled_mm``, by id -> whether autograd was off, as in functions."""
+        self.scaled: dict[int | None, bool | None] = {}
+        """By the id of the module that called ``torch._scaled_mm``: as in `Seen.scaled`."""
         self._outside, self.in_own_autocast = autocast_now(), False
         self.in_fp8: dict[str, None] = {}
         """Names of the functions that multiplied FP8 tensors."""
-        self._in_fp32 = Counter[int | None]()
+        self.in_fp32 = Counter[int | None]()
         """Module that multiplies fp32 tensors, by id -> the tensors' elements."""
         self.fixed: set[int] = set()
         """Ids of weights whose fake product raises for another dtype, as a real one does."""
@@ -224,11 +226,6 @@ class Products(TorchFunctionMode):
         plain = ((name, weight) for name, weight in experts.items() if is_plain(weight))
         self._keys |= {name: ("experts", storage_of(weight)) for name, weight in plain}
         self._rows: dict[tuple[str, int], list[int]] = {key: [] for key in self._keys.values()}
-
-    @property
-    def in_fp32(self) -> list[int | None]:
-        """Modules that multiply fp32 tensors, those with the most work first."""
-        return [module for module, _ in self._in_fp32.most_common()]
 
     def rows(self) -> Rows:
         return {name: tuple(rows) for name, key in self._keys.items() if (rows := self._rows[key])}
@@ -250,9 +247,9 @@ class Products(TorchFunctionMode):
             if not found[0].startswith("att"):
                 self.in_own_autocast |= autocast_now() not in (None, self._outside)
                 if function is torch._scaled_mm:
-                    self.scaled[self._calls.running] = not torch.is_grad_enabled()
+                    self.scaled[self._calls.running] = None if torch.is_grad_enabled() else _backward_in_fp8()
                 if autocast_now() is None and {each.dtype for each in given[:2]} == {torch.float32}:
-                    self._in_fp32[self._calls.running] += sum(each.numel() for each in given[:2])
+                    self.in_fp32[self._calls.running] += sum(each.numel() for each in given[:2])
                 self._note_experts(given)
         return function(*args, **kwargs)
 
@@ -269,6 +266,13 @@ class Products(TorchFunctionMode):
             seen += ends[0].diff(prepend=ends[0].new_zeros(1)).tolist()
         elif into.dim() == 3:
             seen += [into.shape[1]] * into.shape[0]
+
+
+def _backward_in_fp8() -> bool:
+    """Tell if the backward of the autograd function that runs uses torch's FP8 matmul, by its code."""
+    held = (each for frame, _ in traceback.walk_stack(None) for each in frame.f_locals.values())
+    kind = next(filter(None, (read_class(type(each), "_forward_cls") for each in held)), None)
+    return kind is not None and any(name == "_scaled_mm" for name, _ in code_names.named(kind.backward))
 
 
 def _refuse_other_dtype(into: torch.Tensor, weight: torch.Tensor) -> None:

@@ -62,8 +62,8 @@ class Seen(msgspec.Struct):
 
     rows: dict[str, tuple[int, ...]] = {}
     """As `fp8doctor.facts.Workload.rows`."""
-    scaled: Mapping[str, bool] = {}
-    """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
+    scaled: Mapping[str, bool | None] = {}
+    """Layer whose forward calls ``torch._scaled_mm`` -> whether its own backward does; None without one."""
     recipes: Mapping[str, str] = {}
     """Layer of Transformer Engine -> the recipe that its FP8 forward had."""
     own_loss: bool = False
@@ -341,10 +341,11 @@ def _as_seen(linear: Linear, seen: Seen, tokens: int | None) -> Linear:
         linear = msgspec.structs.replace(linear, recipe=recipe)
     if linear.name in seen.forward_only and (flops := linear.get("flops_per_token")):
         return msgspec.structs.replace(linear, flops_per_token=flops / passes(linear))
-    in_own_function = seen.scaled.get(linear.name)
-    if linear.use != "storage" or in_own_function is None:
+    if linear.use != "storage" or linear.name not in seen.scaled:
         return linear
-    feature = OWN_FUNCTION if in_own_function else QUANTIZES
+    if backward := seen.scaled[linear.name]:  # FP8 training, of the user's own
+        return msgspec.structs.replace(linear, use="unknown")
+    feature = QUANTIZES if backward is None else OWN_FUNCTION
     return msgspec.structs.replace(linear, features={**linear.features, feature: True})
 
 
