@@ -4,8 +4,7 @@ FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and
 none: FP8 raises there or, in Accelerate, becomes fp16. AMD's gfx94x (MI300), gfx95x (MI350), gfx120x and
 gfx125x have FP8 cores; which recipe runs there fp8doctor does not judge. MXFP8 and NVFP4 need Blackwell
 (10.x); 128x128 blocks need 9.0 and, in Transformer Engine, CUDA 12.9 (Hopper too before 2.9). On 8.9
-torchao's rowwise scales need torch 2.7. NVFP4 on 12.x (RTX 50) is not judged either: the first issue below is
-open.
+torchao's rowwise scales need torch 2.7. For NVFP4 on 12.x (RTX 50) see ENV005 and the first issue below.
 
     from torchao.quantization import quantize_
     quantize_(model, MXFP8TrainingOpConfig())  # before: on an H100
@@ -31,7 +30,7 @@ CURRENT_SCALING = "with te.autocast(recipe=Float8CurrentScaling()):\n    output 
 
 @kit.check("GPU002", "recipe-unsupported", severity="error", invalidates_model=True)
 def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    gpu = next(iter(visible_gpus(facts)), None)
+    gpu = next(iter(kit.recipe_support.gpus_of(facts)), None)
     if gpu is None or not kit.recipe_support.has_fp8(gpu):
         none = "the first visible GPU has no FP8 tensor cores" if gpu else "no GPU is visible"
         return kit.NotApplicable(reason=none)
@@ -65,13 +64,9 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     )
 
 
-def visible_gpus(facts: kit.Facts) -> list[kit.Gpu]:
-    return [gpu for gpu in facts.gpus if gpu.visible] or kit.recipe_support.assumed_gpus(facts)
-
-
 @kit.check("GPU002", "no-fp8-tensor-cores", severity="error", invalidates_model=True, was="GPU001")
 def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    visible = visible_gpus(facts)
+    visible = kit.recipe_support.gpus_of(facts)
     if not visible:
         return kit.NotApplicable(reason="no GPU is visible")
     without = [gpu for gpu in visible if not kit.recipe_support.has_fp8(gpu)]
@@ -82,7 +77,11 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     named = ", ".join(dict.fromkeys(names))
     layers = sum(linear.use == "training" for linear in facts.linears())
     wanted = kit.fp8_was_asked_for(facts) or (kit.plural(layers, "FP8 layer") if layers else None)
-    raises = needs_fp8(facts) and len(without) == len(visible)
+    raises = len(without) == len(visible) and any(  # Transformer Engine checks the GPU first
+        each.use == "training" and kit.stack_of(each).fuses_casts and not each.features.get("emulate")
+        for each in facts.linears()
+        if kit.recorded(each, "stack") and kit.recorded(each, "features")
+    )
     effect = f"{wanted}: this fails here, or falls back to fp16." if wanted else "Nothing asks for FP8 here."
     precision = "bf16" if all(map(kit.recipe_support.has_bf16, without)) else "fp16"
     fix = kit.Treatment(
@@ -97,15 +96,6 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
         explanation=effect,
         evidence={"gpus": tuple(gpu.name for gpu in without), "have": tuple(have), "fp8_wanted_by": wanted},
         treatment=fix if wanted else None,
-    )
-
-
-def needs_fp8(facts: kit.Facts) -> bool:
-    """Whether a layer multiplies in FP8 on any GPU; Transformer Engine checks the GPU first."""
-    return any(
-        each.use == "training" and kit.stack_of(each).fuses_casts and not each.features.get("emulate")
-        for each in facts.linears()
-        if kit.recorded(each, "stack") and kit.recorded(each, "features")
     )
 
 

@@ -55,6 +55,10 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
+def gpus_of(facts: Facts) -> list[Gpu]:
+    return [gpu for gpu in facts.gpus if gpu.visible] or assumed_gpus(facts)
+
+
 BLOCKS = ("transformer_engine", "blockwise")
 
 BLOCKS_ANYWHERE = Version("2.9")

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
-from fp8doctor.analysis.recipe_support import cudnn_line, parsed, transformer_engine_line
+from fp8doctor.analysis.recipe_support import capability, cudnn_line, gpus_of, parsed, transformer_engine_line
 from fp8doctor.cost.matmul_counts import covers
 from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
 from fp8doctor.recipes import STACKS
@@ -175,6 +175,7 @@ JOB: dict[str, Callable[[Facts], bool]] = {
     "asks by a variable": lambda facts: asked_by_environment(facts.environment.variables) is not None,
     "asks by an argument": lambda facts: facts.get("training.accelerate.mixed_precision") == "fp8",
     "is prepared": was_prepared,
+    "is on 12.x": lambda facts: any(capability(each) >= (12, 0) for each in gpus_of(facts)),
     "has FP8 layers": lambda facts: any(each.use == "training" for each in facts.linears()),
     "has te layers": lambda facts: any(
         each.use == "training" and each.stack == "transformer_engine" for each in facts.linears()

@@ -57,6 +57,18 @@ def hybrid(format: str = "HYBRID") -> Any:
     return recipe
 
 
+@pytest.mark.parametrize("disabled", [True, False])
+@pytest.mark.parametrize(
+    ("gpu", "release"), [("RTX5090", "2.15.0"), ("RTX5090", "2.19.0"), ("B200", "2.15.0")]
+)
+def test_stochastic_rounding_on_12_x(te: Any, look: Look, gpu: str, release: str, disabled: bool) -> None:
+    recipe = stand_in.NVFP4BlockScaling(disable_stochastic_rounding=disabled)
+    facts = with_releases(look(ran(linear(), recipe=recipe)), transformer_engine=release)
+    found = bugs(replace(facts, assumed_gpu=gpu, gpus=()))
+    told = (gpu, release, disabled) == ("RTX5090", "2.15.0", False)
+    assert ("stochastic rounding makes gradients zero" in found) is told
+
+
 class Operation(stand_in.OperationGroupedLinear):
     """After a forward, as ``BasicOperation`` keeps it (1.9 to 2.20)."""
 

@@ -6,8 +6,6 @@ from torch import nn
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.compile_coverage import needs_compile
-from fp8doctor.checks.device.recipe_unsupported import needs_fp8
-from fp8doctor.facts import Facts, Network
 from fp8doctor.recipes import RECIPES, recipe_of
 from fp8doctor.stacks import bf16_counterpart, recognise
 from tests.examine.models import Stacked
@@ -29,7 +27,6 @@ def test_its_layers_are_fp8_layers_with_a_recipe() -> None:
     assert (layer.use, layer.recipe, layer.kind) == ("training", "tensorwise", "nanochat.fp8.Float8Linear")
     assert recipe_of(layer) == TENSORWISE
     assert needs_compile(layer)
-    assert needs_fp8(Facts(network=Network(linears=linears)))
 
 
 def test_a_class_of_that_name_from_elsewhere_is_the_users_own() -> None:
