@@ -116,13 +116,13 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     what, copies = "copies next to the weights", ""
     if any(map(kit.memory.keeps_transposed, fp8)):
         what = "gathered weights until the backward"
-        copies = " Of weights that FSDP2 gathers in FP8, compiled blocks keep whole transposed copies until "
-        copies += "the backward. Blocks under activation checkpointing do not."
+        copies = " Compiled blocks keep transposed copies of weights that FSDP2 gathers, unless checkpointed."
     elif memory.fp8_copies:
         copies = " Transformer Engine keeps FP8 copies of its weights."
     more = f"and FP8 up to {memory.fp8_copies:.1f} GiB more, of {what}"
     if memory.fp8_copies < SHOWN_GIB:
-        more = "the same in BF16 and in FP8"
+        kept = {kit.recipes.recipe_of(each).granularity for each in fp8 if kit.stack_of(each).keeps_copies}
+        more = "the same in BF16 and in FP8" + ", whose weights are kept twice" * ("block" in kept)
     return kit.Finding(
         title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, {more}",
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
