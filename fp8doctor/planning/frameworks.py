@@ -9,6 +9,7 @@ from fp8doctor.analysis.fp8_request import ALL_GATHER
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.cost.matmul_counts import is_grouped
+from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.dialects import torchtitan_converter
 from fp8doctor.facts import Facts
 from fp8doctor.planning.estimates import Row
@@ -41,6 +42,7 @@ MEGATRON = {
 
 
 def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
+    facts = in_bf16(facts)  # as the rows are estimated: a recipe of now is another one
     if row.stack == "te":
         return dict(_transformer_engine(row, experts=any(map(is_grouped, facts.network.linears))))
     return dict(_mxfp8(facts) if row.recipe == "mxfp8" else _float8(facts, row, options))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator
-from torchao.float8 import Float8LinearConfig
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
 from transformers import TrainingArguments
 
@@ -103,3 +103,12 @@ def test_experts_are_converted_to_mxfp8_as_the_plan_counts_them() -> None:
     assert "type(layer).__name__ in ('MixtralExperts',)" in found["pytorch"]
     assert "MXFP8GroupedExpertsConverter.Config(" in found["torchtitan"]
     assert "Experts" not in "".join(lines("torchao", "mxfp8").values())
+
+
+def test_the_recipe_of_now_is_not_that_of_another_row() -> None:
+    rowwise = Float8LinearConfig.from_recipe_name("rowwise")
+    model = llama(dtype=torch.bfloat16)
+    convert_to_float8_training(model, config=rowwise, module_filter_fn=lambda _, name: name != "lm_head")
+    facts = facts_of(model, 1, 16)
+    row = Row(gpu="H100", stack="torchao", recipe="tensorwise", gpu_memory_gib=80)
+    assert setups(facts, row, Options()) == lines("torchao", "tensorwise")
