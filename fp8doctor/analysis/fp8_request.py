@@ -160,19 +160,21 @@ ORDINARY = "Float8LinearConfig(pad_inner_dim=True)"
 
 def asks_for_torchao(variables: Mapping[str, str]) -> bool:
     """Return whether Accelerate converts by torchao if it is asked for FP8: its default."""
-    return variables.get(BACKEND) not in ("TE", "MSAMP")
+    return variables.get(BACKEND, "").upper() not in ("TE", "MSAMP")
 
 
 def settings(facts: Facts, **asked: str) -> dict[str, str]:
     """Return the variables that ask for FP8, with the one that keeps torchao's weights ordinary if it is due.
 
-    It is not if FSDP shards the model, if it is set, or if another backend converts.
+    It is not if FSDP shards the model, if it is off already, or if another backend converts. ``accelerate
+    launch --mixed_precision fp8`` switches it on by default.
     """
     accelerate, distributed = facts.accelerate(), facts.get("training.distributed")
     sharded = bool(distributed and (distributed.get("wrapper") or "").startswith("FSDP"))
     sharded = sharded or bool(accelerate and accelerate.get("distributed") == "FSDP")
     variables: Mapping[str, str] = facts.variables() | asked
-    due = not sharded and ALL_GATHER not in variables and asks_for_torchao(variables)
+    off = variables.get(ALL_GATHER, "").lower() in ("n", "no", "f", "false", "off", "0")
+    due = not sharded and not off and asks_for_torchao(variables)
     return asked | ({ALL_GATHER: "false"} if due else {})
 
 

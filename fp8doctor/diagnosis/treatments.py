@@ -56,6 +56,7 @@ ORDINARY_WEIGHTS = Treatment(
     summary="switch FSDP's float8 all-gather off if you do not use FSDP: the layers then keep ordinary "
     "weights, which can be saved and which the optimizer holds",
     code=f"export {ALL_GATHER}=false   # for Accelerate and the Trainer\n"
+    "# but accelerate launch sets it: --fp8_enable_fsdp_float8_all_gather false\n"
     "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
 )
 """For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""

@@ -48,6 +48,7 @@ trainer = Trainer(model, TrainingArguments(output_dir="out", use_cpu=True, repor
 """
 LATER = ARGUMENTS.format("") + 'os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\n'
 ACCELERATOR = "from accelerate import Accelerator\nAccelerator(cpu=True{})\n"
+LAUNCHED = {**FP8, BACKEND: "AO", ALL_GATHER: "1"}
 UPPER = {"ACCELERATE_MIXED_PRECISION": "FP8"}
 
 
@@ -55,6 +56,7 @@ UPPER = {"ACCELERATE_MIXED_PRECISION": "FP8"}
     ("program", "variables", "who", "line"),
     [
         (ARGUMENTS.format(", bf16=True"), FP8, "TrainingArguments(bf16=True)", "bf16=False"),
+        (ARGUMENTS.format(", bf16=True"), LAUNCHED, "TrainingArguments(bf16=True)", ALL_GATHER),
         (LATER, {}, "TrainingArguments()", 'environ["ACCELERATE_MIXED_PRECISION"] = "fp8"'),
         (ACCELERATOR.format(', mixed_precision="bf16"'), FP8, "Accelerator()", f"config={ORDINARY}"),
         (ACCELERATOR.format(""), UPPER, "the spelling", f"{ALL_GATHER}=false"),
