@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.treatment_table import PAD_VOCABULARY
-from fp8doctor.cost.gemm import MULTIPLE, PADDED, padded_side
+from fp8doctor.cost.gemm import MULTIPLE, padded_side
 from fp8doctor.cost.matmul_counts import is_grouped, rows_seen
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Treatment
@@ -90,7 +90,6 @@ def pad_vocabulary(vocabulary: int, network: Network) -> Treatment:
     padded = padded_side(vocabulary)
     code = f"vocab_size = {padded}   # not {vocabulary}: for embedding and head"
     if network.get("kind", "").startswith("transformers."):
-        resize = f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)"
-        code = f"{resize}   # {vocabulary} -> {padded}"
+        code = f"model.resize_token_embeddings({padded}, mean_resizing=False)   # from {vocabulary}"
     summary = f"pad the model's vocabulary from {vocabulary} to {padded}, not the tokenizer's"
     return Treatment(name=PAD_VOCABULARY, summary=summary, code=code)
