@@ -178,7 +178,8 @@ def _batch(facts: Facts) -> str:
     work, count = facts.workload, micro_batches(facts)
     size, length = work.get("batch_size"), work.get("sequence_length")
     shape = f"{size} x {length}" if size and length else f"{work.tokens} rows"
-    return f"{shape}, {count} a step" if count > 1 else shape
+    shape = shape if work.tokens else f"{size} samples" if size else ""
+    return f"{shape}, {count} a step" if shape and count > 1 else shape
 
 
 def _version(of: str, facts: Facts) -> str:
@@ -258,6 +259,8 @@ def _summary(
     difference: Waterfall | None,
     differing: tuple[Unlike, ...],
 ) -> str:
+    things = ", ".join(each.what for each in differing)
+    unfair = f" That is a ratio of unlike things: {things} differ." if things else ""
     if not one.step_ms or not other.step_ms:
         untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
         if not one.estimated_ms or not other.estimated_ms:
@@ -265,10 +268,10 @@ def _summary(
         gpus = " and ".join(dict.fromkeys(each.estimated_for for each in (one, other)))
         both = f"{other.name} takes {other.estimated_ms:,.1f} ms/step, {one.name} {one.estimated_ms:,.1f}"
         ratio = times(one.estimated_ms, other.estimated_ms)
-        return f"Nothing was timed. Estimated for {gpus}: {both}: {ratio} of its speed."
+        return f"Nothing was timed. Estimated for {gpus}: {both}: {ratio} of its speed.{unfair}"
     faster = times(one.step_ms, other.step_ms)
     if on_cpu := cpu_times(one, other):
-        ratio = on_cpu
+        ratio, unfair = on_cpu, ""
     elif speedup is None:
         ratio = f"{faster} of its speed, how surely is not known (no rounds)"
     elif speedup.low <= 1 <= speedup.high:
@@ -276,8 +279,6 @@ def _summary(
     else:
         ratio = f"{faster} of its speed ({speedup.low:.2f}x to {speedup.high:.2f}x)"
     both = f"{capital(other.name)} takes {other.step_ms:,.1f} ms/step, {one.name} {one.step_ms:,.1f}"
-    things = ", ".join(each.what for each in differing)
-    unfair = f" That is a ratio of unlike things: {things} differ." if things and not on_cpu else ""
     parts = f" {signed(difference.difference_ms)} ms = {parts_in_words(difference)}." if difference else ""
     return f"{both}: {ratio}.{unfair}{parts}"
 
