@@ -31,7 +31,7 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
     for each in linears:
         name = re.sub(r"(?<![^.])\d+(?![^.])", "*", each.get("name", ""))
         compiled = "-" if not recorded(each, "compiled") else "no" if each.compiled is None else "yes"
-        alike.setdefault((name, layer_shape(each), compiled, runs_in(each)), []).append(each)
+        alike.setdefault((name, layer_shape(each), compiled, runs_in(each, facts)), []).append(each)
     gained, rows = if_recorded(gains, facts) or {}, []
     for (name, shape, compiled, how), members in alike.items():
         names = [each.get("name", "") for each in members]
@@ -50,13 +50,14 @@ def layer_shape(linear: Linear) -> str:
     return f"{several}{linear.in_features} → {linear.out_features}"
 
 
-def runs_in(linear: Linear) -> str:
-    """Name the precision that a layer computes in."""
+def runs_in(linear: Linear, facts: Facts) -> str:
+    """Name the precision that a layer computes in: in 16 or 32 bits that of the step's autocast, if any."""
     use, label = linear.get("use"), if_recorded(layer_label, linear)
     if use == "training":
         idle = "(not engaged)" if linear.get("engaged") is False else ""
         return " ".join(filter(None, ("FP8", linear.get("recipe"), label, idle)))
-    dtype = str(linear.get("dtype", "not FP8" if use == "none" else "unknown"))
+    autocast = facts.get("training.autocast") if use == "none" else None
+    dtype = autocast or str(linear.get("dtype", "not FP8" if use == "none" else "unknown"))
     return f"{dtype}, weights only ({label or 'unknown'})" if use == "storage" else dtype
 
 

@@ -135,8 +135,8 @@ def _built(config: Any, transformers: Any) -> Any:
     kind = config.model_type
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     encodes = masked and not getattr(config, "is_decoder", False)
-    if encodes or getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"{kind} {'is' if encodes else 'has'} an encoder; {ONLY}")
+    if (has := getattr(config, "is_encoder_decoder", False)) or encodes:
+        raise UserError(f"{kind} {'has' if has else 'is'} an encoder; {ONLY}")
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"transformers has no causal language model of the architecture {kind}; {ONLY}")
     try:

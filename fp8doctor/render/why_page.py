@@ -12,16 +12,16 @@ def page(layers: Sequence[LayerReport], asked: str, facts: Facts) -> Page:
     """Lay out one layer, or a row for each kind of several."""
     version = f"fp8doctor {layers[0].tool.version}"
     if len(layers) == 1:
-        rows = labelled((label, "; ".join(told)) for label, told in _known(layers[0]))
+        rows = labelled((label, "; ".join(told)) for label, told in _known(layers[0], facts))
         return Page((version, layers[0].seen.name), (rows,))
     found = layer_rows([each.seen for each in layers], facts)
     heading = (version, f"{plural(len(layers), 'layer')} named {asked}")
     return Page(heading, (Table(HEADS, found, "runs in"), Quiet(LEGEND)))
 
 
-def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
+def _known(layer: LayerReport, facts: Facts) -> Iterator[tuple[str, list[str]]]:
     linear = layer.seen
-    seen = [linear.kind, layer_shape(linear), f"runs in {runs_in(linear)}"]
+    seen = [linear.kind, layer_shape(linear), f"runs in {runs_in(linear, facts)}"]
     seen += [f"{layer.rows:,} rows a call"] if layer.rows else []
     for what in ("compiled", "checkpointed"):
         if recorded(linear, what):
