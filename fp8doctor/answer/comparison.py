@@ -13,7 +13,7 @@ from fp8doctor.analysis.modelled_speedup import Estimate
 from fp8doctor.analysis.noise import gpu_contention
 from fp8doctor.analysis.significance import Number, holding
 from fp8doctor.analysis.step_difference import REST, UNEXPLAINED, alike, breakdown_of, part_ms, waterfall
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, recipe_in_words
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, recipe_in_words, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import (
@@ -255,11 +255,10 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
     of = gain or compared.speedup
     if of is not None and of.basis == "measured":
         return tuple(_within(step, now) for step in steps) if now else tuple(steps)
-    if stays_in_bf16(steps):
-        held = [step for step in steps if step.treatment.name == STAY_IN_BF16]
-    else:
-        held = (list(filter(is_modelled, steps)) or list(steps)) if gain else []
-    known, saving = [step for step in held if step.saving_ms] or held, None
+    leaves, saving = [step for step in steps if step.treatment.name == STAY_IN_BF16], None
+    held = (list(filter(is_modelled, steps)) or list(steps)) if gain else []
+    priced = (each for each in held if each.saving_ms or (leaves and traits(each.treatment.name).then))
+    known = [*leaves, *priced] or held
     if gain and now and end:
         ends = [now.ms.value - end.ms.high, now.ms.value - end.ms.low]
         if (off := compared.speedup) and now.ms.basis == "modelled":  # or both times are off together

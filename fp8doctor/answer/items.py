@@ -121,27 +121,24 @@ def _fix_aside(step: Step, steps: Sequence[Step], view: TrialView, shown_in: int
 
     ``shown_in`` is the number of an earlier fix with the same lines.
     """
-    code_lines = (line.strip() for line in step.treatment.code.splitlines())
-    has_lines = any(line and not line.startswith("#") for line in code_lines)
-    how = HOW_TO_USE.get(step.treatment.kind, "") if has_lines else ""
-    if has_lines and shown_in:
-        how = f"in the lines of fix {shown_in}"
+    has_lines = any(line.strip() and line.strip()[0] != "#" for line in step.treatment.code.splitlines())
+    how = f"in the lines of fix {shown_in}" if shown_in else HOW_TO_USE.get(step.treatment.kind, "")
     numbers, saving = {each.treatment.name: number for number, each in enumerate(steps, 1)}, step.saving_ms
     beside = " and ".join(f"fix {numbers[each]}" for each in step.together if each in numbers)
     if saving is None:
-        gives = f"its saving is counted in {beside}" if beside else if_recorded(_not_timed, step, view)
-        gives = gives or "by rule, saving unknown"
+        gives = f"its saving is counted in {beside.partition(' and ')[0]}" if beside else ""
+        gives = gives or if_recorded(_not_timed, step, view) or "by rule, saving unknown"
     else:
         begins = saving.from_ms  # a model is converted, then compiled
         later = steps[numbers[step.treatment.name] :] if begins else ()
         ends = (each for each in later if each.saving_ms and each.saving_ms.to_ms == begins)
         after = next((f"with fix {numbers[each.treatment.name]} " for each in ends), "")
         depths = " at two depths" if saving.basis == "measured" and view.facts.get("trial.blocks") else ""
-        gives = f"{f'together with {beside} ' if beside else ''}{_saves(saving, after)}{depths}"
-    return "; ".join(filter(None, (how, gives)))
+        gives = f"{f'together with {beside} ' if beside else ''}{saves(saving, after)}{depths}"
+    return "; ".join(filter(None, (how * has_lines, gives)))
 
 
-def _saves(saving: Saving, after: str = "") -> str:
+def saves(saving: Saving, after: str = "") -> str:
     """Write a saving and its basis: saves 28.0 ms/step, from 120.5 to 92.5, measured."""
     how = HOW_KNOWN[saving.basis]
     if saving.from_ms is not None and saving.to_ms is not None:

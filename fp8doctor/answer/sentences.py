@@ -13,7 +13,7 @@ from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, UNEXPLAINED, signed
 from fp8doctor.answer.answer import Answer
 from fp8doctor.answer.causes import Cause
-from fp8doctor.answer.items import HOW_KNOWN
+from fp8doctor.answer.items import HOW_KNOWN, saves
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import in_ms, in_times, plural
@@ -46,7 +46,7 @@ TEMPLATES = {
     "then.range": "{low:.2f}x to {high:.2f}x the speed of {of}",
     "then.fp8": "fastest FP8 timed: {ms}",
     "sure.yes": "yes: {interval}, {rounds}",
-    "sure.side": "surely, roughly {interval}, {rounds}{doubts}",
+    "sure.side": "yes, roughly {interval}, {rounds}{doubts}",
     "sure.no": "no, {timed}{doubts}",
     "sure.unknown": "no: {timed}",
     "sure.likely": "{how}: {interval}, estimated for {gpu}",
@@ -293,8 +293,11 @@ def _then(said: Answer) -> Iterator[Line]:
         yield say("then.mended", mended=f"about {after:,.0f} of {whole:,.0f} GiB (estimated)")
     same = end is not None and compared.now is not None and end.name == compared.now.name
     if end is None or not said.fixes or (same and gain is None and than_bf16 is None):
-        if said.fixes and not (mends or said.fits_in_gib or any(step.saving_ms for step in said.fixes)):
-            yield say("then.unknown")
+        if said.fixes and not (mends or said.fits_in_gib):
+            most = max(said.fixes, key=lambda each: each.saving_ms.middle if each.saving_ms else 0.0)
+            by = f"fix {said.fixes.index(most) + 1} " * (len(said.fixes) > 1)
+            gives = most.saving_ms and f"{by}{saves(most.saving_ms)}"
+            yield say("then.mended", mended=gives) if gives else say("then.unknown")
         return
     timed = end.ms.basis == "measured"
     shown = [each for each in (compared.fp8, compared.bf16) if each and _shows_both(said)]

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.modelled_speedup import modelled_steps
+from fp8doctor.analysis.step_difference import SHOWN_MS
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
@@ -29,7 +30,8 @@ def run(catalogue: Iterable[registry.Check], facts: Facts) -> tuple[tuple[Findin
         if fix is None or finding.saving_ms is not None or (check and check.severity == "info"):
             return finding
         steps = if_recorded(modelled_steps, job, fix) if job else None
-        return replace(finding, saving_ms=steps.saving) if steps else finding
+        saving = steps.saving if steps else None
+        return replace(finding, saving_ms=saving) if saving and saving.high >= SHOWN_MS else finding
 
     return tuple(map(priced, findings)), outcomes
 

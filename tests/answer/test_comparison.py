@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.treatment_table import after
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, STAY_IN_BF16, after
 from fp8doctor.cost.matmul_counts import all_tokens
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -51,6 +51,15 @@ def test_then_is_the_estimate_of_the_fixed_job() -> None:
                 wrong[case(path)] = (then, end.ms.value, *names)
     assert wrong == {}
     assert {"compile-blocks", "convert-tensorwise", "adapters-to-bf16", "stay-in-bf16"} <= held.keys()
+
+
+def test_a_plan_that_leaves_fp8_off_counts_each_saving_once() -> None:
+    """BF16 with the plan's other fixes is compared, so the saving is of all of them."""
+    facts = replays.of("benchmarks", "h200-qwen2_3b_lora_checkpointing").report.facts
+    fixes = diagnose(replace(facts, trial=NOT_RECORDED)).answer.fixes
+    assert [each.treatment.name for each in fixes] == [STAY_IN_BF16, CHECKPOINTING_OFF]
+    assert [bool(each.saving_ms) for each in fixes] == [True, False]
+    assert fixes[0].together == (CHECKPOINTING_OFF,)
 
 
 @pytest.mark.parametrize("name", ["decoder_468m", "lora"])

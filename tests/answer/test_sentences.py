@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor.analysis.step_difference import SHOWN_MS
 from fp8doctor.answer.sentences import TEMPLATES
 from fp8doctor.render import text
 from tests.looked import looked
@@ -32,6 +33,14 @@ def test_a_box_says_a_time_once(path: Path) -> None:
         for ms in re.findall(r"[\d,]+\.\d(?= ms)", each.text)
     ]
     assert len(times) == len({*times})
+
+
+@pytest.mark.parametrize("path", ALL, ids=case)
+def test_a_fix_that_saves_leads_to_what_it_gives(path: Path) -> None:
+    found = replayed(path)
+    savings = [each.saving_ms for each in found.report.answer.fixes if each.saving_ms]
+    assert not savings or "Then" in {row.label for row in found.box.rows} or found.report.answer.fault
+    assert all(each.basis != "modelled" or each.high >= SHOWN_MS for each in savings)
 
 
 def in_nvfp4(model: Any, batch: Any) -> Any:
