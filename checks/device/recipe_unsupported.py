@@ -73,10 +73,9 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     if not without:
         return None
     have = [gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability for gpu in without]
-    names = [f"{gpu.name} ({has or 'unknown'})" for gpu, has in zip(without, have, strict=True)]
-    named = ", ".join(dict.fromkeys(names))
-    layers = sum(linear.use == "training" for linear in facts.linears())
-    wanted = kit.fp8_was_asked_for(facts) or (kit.plural(layers, "FP8 layer") if layers else None)
+    named = dict.fromkeys(f"{gpu.name} ({has or 'unknown'})" for gpu, has in zip(without, have, strict=True))
+    asked, layers = kit.fp8_was_asked_for(facts), sum(each.use == "training" for each in facts.linears())
+    wanted = asked or (kit.plural(layers, "FP8 layer") if layers else None)
     raises = len(without) == len(visible) and any(  # Transformer Engine checks the GPU first
         each.use == "training" and kit.stack_of(each).fuses_casts and not each.features.get("emulate")
         for each in facts.linears()
@@ -87,12 +86,14 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     fix = kit.Treatment(
         name=kit.treatment_table.ON_THIS_GPU[precision],
         summary=f"train in {precision.upper()} on this GPU, without the conversion to FP8",
-        code=f'accelerator = Accelerator(mixed_precision="{precision}")',
+        code=f'accelerator = Accelerator(mixed_precision="{precision}")'
+        if asked
+        else kit.treatments.leave_fp8_out(facts),
     )
     return kit.Finding(
         severity=None if wanted else "info",
         breaks="step_raises" if raises else kit.NOT_RECORDED,
-        title=f"No FP8 tensor cores: {named}",
+        title=f"No FP8 tensor cores: {', '.join(named)}",
         explanation=effect,
         evidence={"gpus": tuple(gpu.name for gpu in without), "have": tuple(have), "fp8_wanted_by": wanted},
         treatment=fix if wanted else None,

@@ -244,7 +244,7 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     return Treatment(
         name=STAY_IN_BF16,
         summary=f"{begin} BF16{' for now' if for_now else ''}{how}{why and f': {why}'}",
-        code="\n".join([*filter(None, [_without_fp8(facts)]), *compiled_as(form, facts)]),
+        code="\n".join([*filter(None, [leave_fp8_out(facts)]), *compiled_as(form, facts)]),
     )
 
 
@@ -275,8 +275,8 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
     return [*([LEAVE_OUT_OWN_COMPILE] if leave or mine else []), *lines]
 
 
-def _without_fp8(facts: Facts) -> str:
-    """Tell what leaves FP8 out, if it is asked for."""
+def leave_fp8_out(facts: Facts) -> str:
+    """Write what leaves FP8 out, if it is asked for."""
     variables = facts.variables()
     if BACKEND in variables or asked_by_environment(variables) or may_have_converted(facts):
         return (

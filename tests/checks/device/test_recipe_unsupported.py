@@ -65,6 +65,7 @@ def test_on_such_a_gpu_it_is_told_alone() -> None:
     report = inspect_model(model, torch.ones(16, 32), trial=False, assume_gpu="A100")
     areas = ("device", "compilation", "shapes")
     assert {each.code for each in report.findings if each.area in areas} == {"GPU002"}
+    assert "accelerate" not in report.prescription[0].treatment.code.lower()  # nor does the script
 
 
 @pytest.mark.parametrize(
