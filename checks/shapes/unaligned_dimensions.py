@@ -42,7 +42,7 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | None:
     return kit.Finding(
         severity="error" if raises else "warning",
         breaks="step_raises" if raises else kit.NOT_RECORDED,
-        title=f"{len(found)} of {len(fp8)} FP8 layers need sides that are multiples of "
+        title=f"{len(found)} of {len(fp8)} FP8 layers must have sides that are multiples of "
         f"{kit.recipe_support.multiple_of(found[0])}, or torch raises on a GPU{kit.named(found)}",
         explanation="Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and "
         "NVFP4 128). Otherwise a converted layer raises in the step, and a converter leaves it in 16 bits.",

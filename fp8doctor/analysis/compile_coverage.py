@@ -144,15 +144,13 @@ def compile_whole(network: Network) -> list[str]:
 
 def _loop(blocks: Blocks, network: Network) -> str:
     container, in_dict = in_python(blocks.name, network), blocks.get("container") == "ModuleDict"
-    fixed, few = ("dynamic=False", FOR_EACH_LENGTH) if has_unlike_sizes(network) else ("", "")
+    fixed = "dynamic=False" * has_unlike_sizes(network)
+    few = "   # it compiles for each shape of a batch: keep to few shapes" * bool(fixed)
     if not has_forward_of_torch(blocks):
         return f"for block in {container}{'.values()' if in_dict else ''}:\n    block.compile({fixed}){few}"
     pairs, block = f"{container}.items()" if in_dict else f"enumerate({container})", f"{container}[i]"
     given = f"block, {fixed}" if fixed else "block"
     return f"for i, block in {pairs}:\n    {block} = torch.compile({given}){few}"
-
-
-FOR_EACH_LENGTH = "   # it compiles for each length of a batch: pad to few lengths"
 
 
 def has_unlike_sizes(network: Network) -> bool:

@@ -206,7 +206,7 @@ def _untimed(
     if expects and expects.loses:
         if not gives_up and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
             title = f"FP8 would run at {expects.best.value:.2f}x the speed of BF16"
-            slower = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
+            slower = stay_in_bf16(facts, f"{'even fixed, ' * bool(others)}FP8 is slower (estimated)")
             gives_up = _step(f"{title} (estimated for {expects.gpu})", slower)
     elif gives_up and (expects or all(each.severity != "error" for each in findings)) and uses_fp8(facts):
         gives_up = None  # its speed is open: the estimate's range holds 1, or there is none
