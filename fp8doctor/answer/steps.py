@@ -220,15 +220,15 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     if len(processes) > MOST_RANKS:
         each.append(("", f"and {plural(len(processes) - MOST_RANKS, 'rank')} more"))
     found = facts.get("training.distributed")
-    kinds = ", ".join(filter(None, (found.get("wrapper"), found.get("backend")))) if found else ""
+    zero = "ZeRO" * (facts.get("training.optimizer") or "").startswith("deepspeed.runtime.zero.")
+    kinds = ", ".join(filter(None, (found.get("wrapper"), zero, found.get("backend")))) if found else ""
     tried = any(each.tried for each in facts.arms())
     alone = "then rank 0 timed copies alone" if tried else "no copy was timed"
     then = alone if recorded(facts, "trial") else "in place: nothing of the model is copied"
     note = " GPU times are of one more, profiled step; communication is cut to fit, parts may overlap."
     profiled = note if any(exposed_of_ranks(facts)) else ""
-    many = facts.ranks.get("world_size", len(processes))
-    job = f"{many} processes{f' ({kinds})' if kinds else ''}, timed in their own steps"
-    return f"{job}; {then}.{profiled}", tuple(each)
+    many, of = facts.ranks.get("world_size", len(processes)), f" ({kinds})" * bool(kinds)
+    return f"{many} processes{of}, timed in their own steps; {then}.{profiled}", tuple(each)
 
 
 def _rank(rank: Rank) -> Iterator[str]:

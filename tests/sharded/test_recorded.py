@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli, load_report
+from fp8doctor.answer.steps import ranks
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED
 from fp8doctor.render import text
@@ -19,6 +20,13 @@ RECORDED = Path(__file__).parent / "recorded"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded.md"
 
 replayed = functools.cache(load_report)
+
+
+def test_a_job_of_deepspeed_is_named_so() -> None:
+    found = ranks(replayed(RECORDED / "h200x2-zero2_torchao.json.gz").facts)
+    assert found is not None
+    assert "ZeRO" in found[0]
+
 
 BF16_MS = {
     "h100-ddp_torchao": 117.6,
