@@ -9,6 +9,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.cost.matmul_counts import rows_seen
+from fp8doctor.facts import recorded
 from tests import test_untouched_models as gate
 from tests.looked import looked
 from tests.test_untouched_models import BOTH, TOWERS, TWO, Untouched, each_of
@@ -167,41 +168,34 @@ def test_adapters_are_those_of_peft(untouched: Untouched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("untouched", "visited"),
+    "untouched",
     [
-        (
-            Untouched(
-                "SwitchTransformersForConditionalGeneration",
-                "SwitchTransformersConfig",
-                {
-                    "num_layers": 2,
-                    "num_decoder_layers": 2,
-                    "num_sparse_encoder_layers": 1,
-                    "num_sparse_decoder_layers": 1,
-                },
-                (2, 2),
-            ),
-            1,
+        Untouched(
+            "SwitchTransformersForConditionalGeneration",
+            "SwitchTransformersConfig",
+            {
+                "num_layers": 2,
+                "num_decoder_layers": 2,
+                "num_sparse_encoder_layers": 1,
+                "num_sparse_decoder_layers": 1,
+            },
+            (2, 2),
         ),
-        (
-            Untouched(
-                "NllbMoeForConditionalGeneration",
-                "NllbMoeConfig",
-                {"num_experts": 8, **BOTH, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
-                (2, 2),
-            ),
-            2,
+        Untouched(
+            "NllbMoeForConditionalGeneration",
+            "NllbMoeConfig",
+            {"num_experts": 8, **BOTH, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+            (2, 2),
         ),
     ],
     ids=["Switch", "NllbMoe"],
 )
-def test_experts_in_a_dictionary(untouched: Untouched, visited: int) -> None:
+def test_experts_in_a_dictionary(untouched: Untouched) -> None:
+    """Only their routers' code says how many experts see a token, so their work is not recorded."""
     linears = inspect_model(untouched.build()).facts.network.linears
     experts = [each for each in linears if ".experts." in each.name]
     assert {each.role for each in experts} == {"experts"}
-    assert {each.flops_per_token / (6 * each.in_features * each.out_features) for each in experts} == {
-        visited / 8
-    }
+    assert not any(recorded(each, "flops_per_token") for each in experts)
 
 
 @pytest.mark.slow
