@@ -41,7 +41,7 @@ IN_A_CHAIN = re.compile(rf"(?<!import )(?<!from )(?<![\w./\"'-])({PACKAGES.repla
 """A package before a dot, as in ``transformer_engine.common.recipe``."""
 
 PLACEHOLDERS = set(
-    "BATCH NAMES STEPS a b base batch_size block build_model compute_loss config conv1d "
+    "BATCH NAMES STEPS a b base batch_size block build_model compute_loss config "
     "dataset folder function hidden_size hook key layer loss micro_batches name next_block offsets operand "
     "parameters query recipe sample sample_args scale self shape tensor tensor_parallel_size tp_size value "
     "weight x".split()

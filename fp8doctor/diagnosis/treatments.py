@@ -63,9 +63,16 @@ ORDINARY_WEIGHTS = Treatment(
 
 CONV1D = Treatment(
     name="conv1d-to-linear",
-    summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
-    code="linear = nn.Linear(*conv1d.weight.shape)\n"
-    "linear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data",
+    summary="replace each Conv1D by an nn.Linear with the transposed weight, before conversion and optimizer",
+    code="""\
+for parent in list(model.modules()):
+    for name, conv1d in list(parent.named_children()):
+        if type(conv1d).__name__ == "Conv1D":
+            weight = conv1d.weight
+            linear = nn.Linear(*weight.shape, device="meta")
+            linear.weight = nn.Parameter(weight.detach().T.contiguous(), weight.requires_grad)
+            linear.bias = conv1d.bias
+            setattr(parent, name, linear)""",
 )
 """For GPT-2's layers, which no converter accepts as Linears."""
 

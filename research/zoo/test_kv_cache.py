@@ -65,12 +65,13 @@ def test_a_trainer_switches_it_off(forget_accelerate: None, tmp_path: Any) -> No
     )
     ids = torch.ones(8, dtype=torch.long)
     assert training(model).use_cache is True
-    assert training(model, trainer=arguments).use_cache is False
     trainer = Trainer(model=model, args=arguments, train_dataset=[{"input_ids": ids, "labels": ids}])
+    assert training(model, trainer=trainer).use_cache is False
     trainer.train()
     assert training(model, trainer=trainer).use_cache is model.config.use_cache is False
     asked = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, use_cache=True)
-    assert training(llama(use_cache=True), trainer=asked).use_cache is True
+    model = llama(use_cache=True)
+    assert training(model, trainer=Trainer(model=model, args=asked)).use_cache is True
 
 
 def test_models_without_a_cache() -> None:

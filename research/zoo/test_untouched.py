@@ -135,8 +135,8 @@ def test_a_converted_model_is_seen_as_converted(untouched: Untouched) -> None:
     assert all(
         (each.compiled is not None) == each.name.startswith(inside) for each in after.facts.network.linears
     )
-    slower_by_shape = after.verdict.status == "fp8_slower" and after.prescription[0].code == "SHP002"
-    assert after.verdict.status == "open" or slower_by_shape
+    gives_up = [step.treatment.name for step in after.prescription] == ["stay-in-bf16"]
+    assert after.verdict.status == "open" or (after.verdict.status == "fp8_slower" and gives_up)
 
 
 WITH_ADAPTERS = (*gate.DECODERS[:2], *gate.EXPERTS, *DECODERS, *EXPERTS)

@@ -83,14 +83,12 @@ def test_a_configuration_asks_for_fp8_that_from_config_does_not_make(
 
 
 def test_the_printed_lines_for_conv1d(asked: None, look: Look) -> None:
-    model = gpt2()
+    model = gpt2().eval()
     _, treatment = found(look(prepared(gpt2())))
-    for parent in list(model.modules()):
-        for name, conv1d in list(parent.named_children()):
-            if type(conv1d).__name__ == "Conv1D":
-                names = {"nn": nn, "conv1d": conv1d}
-                exec(treatment.code, names)
-                setattr(parent, name, names["linear"])
+    ids = torch.arange(8)[None]
+    before = model(ids).logits
+    exec(treatment.code, {"nn": nn, "model": model})
+    assert torch.allclose(model(ids).logits, before, atol=1e-5)
     assert outcome_of(RULE, look(prepared(model))) == "silent"
 
 
