@@ -166,8 +166,7 @@ def asks_for_torchao(variables: Mapping[str, str]) -> bool:
 def settings(facts: Facts, **asked: str) -> dict[str, str]:
     """Return the variables that ask for FP8, with the one that keeps torchao's weights ordinary if it is due.
 
-    It is not if FSDP shards the model, if it is off already, or if another backend converts. ``accelerate
-    launch --mixed_precision fp8`` switches it on by default.
+    It is not if FSDP shards, if it is off, or if another backend converts. ``accelerate launch`` sets it on.
     """
     accelerate, distributed = facts.accelerate(), facts.get("training.distributed")
     sharded = bool(distributed and (distributed.get("wrapper") or "").startswith("FSDP"))

@@ -18,12 +18,13 @@ from fp8doctor.diagnosis.estimate import why_no_estimate
 from fp8doctor.diagnosis.two_reports import (
     SAME_JOB,
     Comparison,
-    checked_baseline,
     cpu_times,
     regression,
+    timed_step,
     unknown_of_job,
     unlike,
 )
+from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 
 MAX_REGRESSION_PCT = 5.0
@@ -165,7 +166,11 @@ def times_below(speedup: float, wanted: float) -> str:
 
 def _baseline(file: Path | None) -> tuple[str, Facts] | None:
     if file is not None:
-        return file.name, checked_baseline(read_saved(file)[0], file.name)
+        facts = read_saved(file)[0]
+        step = timed_step(facts, file.name)
+        if not step.step_ms:
+            raise UserError(f"{file.name} is no baseline, it holds no time of a step: {step.missing}")
+        return file.name, facts
     context = click.get_current_context(silent=True)
     if context and context.get_parameter_source("max_regression") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--max-regression needs --baseline FILE, the report to compare with.")

@@ -21,7 +21,6 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
-from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Package, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
@@ -281,14 +280,6 @@ def _summary(
     both = f"{capital(other.name)} takes {other.step_ms:,.1f} ms/step, {one.name} {one.step_ms:,.1f}"
     parts = f" {signed(difference.difference_ms)} ms = {parts_in_words(difference)}." if difference else ""
     return f"{both}: {ratio}.{unfair}{parts}"
-
-
-def checked_baseline(facts: Facts, name: str) -> Facts:
-    """Return the facts of a baseline. Raises `UserError` if they hold no time."""
-    step = timed_step(facts, name)
-    if not step.step_ms:
-        raise UserError(f"{name} is no baseline, it holds no time of a step: {step.missing}")
-    return facts
 
 
 def regression(baseline: Facts, facts: Facts, name: str, most_pct: float) -> str | None:

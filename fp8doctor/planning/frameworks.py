@@ -54,14 +54,13 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
     converts = convert(facts, name, {each.name for each in layers}, before_own=False).code
     lines = [converts, compile_treatment(facts, layers).code]
     config = row.of.config
-    torchao_names_it = config == f'Float8LinearConfig.from_recipe_name("{name}")'
     if gathers:
         config = "Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
         lines[0] = converts.replace("(model", f"(model, config={config}", 1)
         lines += ["# after every optimizer.step():", "precompute_float8_dynamic_scale_for_fsdp(model)"]
     yield "pytorch", with_imports("\n".join(lines))
     yield "accelerate", with_imports(ACCELERATE.format(config=config))
-    if not torchao_names_it:
+    if row.of.config != f'Float8LinearConfig.from_recipe_name("{name}")':  # torchao does not name it
         return
     if name == "tensorwise":
         flags = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
