@@ -10,6 +10,7 @@ from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.arm_names import Reason
 from tests import replays
 from tests.analysis.test_whole_step import recorded_job, with_trial
+from tests.checks.arms import ran, timed, too_late
 from tests.diagnosis.trials import SLOW, Of, around
 
 FP8 = {"as_is": around(90.0), "bf16": around(103.6)}
@@ -36,6 +37,15 @@ def test_a_question_has_one_command(name: str) -> None:
     assert said.open
     assert said.command
     assert lines.count("open.question") == 1
+
+
+@pytest.mark.parametrize(("tensorwise_ms", "is_open"), [(80.0, False), (100.5, True), (150.0, False)])
+def test_a_recipe_without_a_time_is_open_where_it_may_win(tensorwise_ms: float, is_open: bool) -> None:
+    facts = replays.of("benchmarks", "h200-llama_3b_bf16").report.facts
+    arms = (ran("as_is", 120.0), ran("bf16_compiled", 100.0), ran("float8_tensorwise", tensorwise_ms))
+    said = diagnose(timed(facts, *arms, too_late("float8_rowwise_with_gw_hp"))).answer
+    assert bool(said.open) is is_open
+    assert said.compared.timed
 
 
 def test_a_decided_answer_has_none() -> None:
