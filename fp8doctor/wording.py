@@ -47,6 +47,11 @@ def quoted(text: str) -> str:
     return escaped(text)
 
 
+def part_of(some: int, count: int, noun: str) -> str:
+    """Write a part of a count, which stands once if that is the whole: all 16 blocks, 8 of 16 blocks."""
+    return f"all {plural(count, noun)}" if 1 < some == count else f"{some} of {plural(count, noun)}"
+
+
 def percent(share: float) -> str:
     """Write a share in per cent, with a digit more if it is small: 86%, 2.3%, 0.04%."""
     if 0 < share < 0.01:

@@ -146,7 +146,7 @@ def saves(saving: Saving, after: str = "") -> str:
         return f"saves {saving.middle:,.1f} ms/step, {times}, {how}"
     how += f" for {saving.gpu}" if saving.gpu else ""
     low, high = (f"{'−' * (each < 0)}{rounded_ms(each)}" for each in (saving.low, saving.high))
-    return f"saves {f'{low} to {high}' if saving.low else f'at most {high}'} ms/step, {how}"
+    return f"saves {f'{low} to {high}' if saving.low > 0 else f'at most {high}'} ms/step, {how}"
 
 
 def _not_timed(step: Step, view: TrialView) -> str:

@@ -17,7 +17,7 @@ from fp8doctor.diagnosis.engagement import invalidates, why_fp8_does_not_run
 from fp8doctor.facts import Facts, Gpu, Linear, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS, low_precision
-from fp8doctor.wording import percent, plural
+from fp8doctor.wording import part_of, percent, plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 """Packages that are named if they are installed: import name -> what people call it."""
@@ -131,7 +131,7 @@ def job_facts(
 def _fp8(facts: Facts) -> str:
     """Tell how many layers train in FP8, by which library and recipe."""
     network, linears = facts.network, facts.network.linears
-    of = plural(len(linears), "Linear")
+    of = partial(part_of, count=len(linears), noun="Linear")
     if fp8 := network.fp8:
         low = low_precision(fp8)
         stacks = dict.fromkeys(each.stack for each in fp8 if recorded(each, "stack"))
@@ -149,16 +149,16 @@ def _fp8(facts: Facts) -> str:
         beside = ", ".join(names[:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
         seen = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
         runs = seen and not if_recorded(why_fp8_does_not_run, facts)
-        where = f"{'' if runs else 'set up '}in {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
+        where = f"{'' if runs else 'set up '}in {of(len(fp8))}{f', not in {beside}' if beside else ''}"
         return f"{low}{by} {where}"
     if unknown := sum(each.use == "unknown" for each in linears):
-        return f"FP8 by name in {unknown} of {of}"
+        return f"FP8 by name in {of(unknown)}"
     if stored := sum(map(stores_fp8, linears)):
-        return f"FP8 weights in {stored} of {of}, no FP8 training"
+        return f"FP8 weights in {of(stored)}, no FP8 training"
     if not linears and "network.linears" in facts.get("gaps", {}):
         return UNKNOWN
     calls = network.get("fp8_calls", ())
-    return f"no FP8 in {of}{f'; outside of them {calls[0]}' if calls else ''}"
+    return f"no FP8 in {plural(len(linears), 'Linear')}{f'; outside of them {calls[0]}' if calls else ''}"
 
 
 def _called(linear: Linear) -> str:
@@ -179,7 +179,7 @@ def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
         return UNKNOWN
     doubts = (each for each in findings if each.area == "compilation" and invalidates(each))
     doubt = next(doubts, None) if done else None
-    told = f"{done} of {plural(count, noun)}"
+    told = part_of(done, count, noun)
     return f"asked for in {told}, but see {doubt.code}" if doubt else told
 
 
@@ -187,7 +187,7 @@ def _checkpointing(facts: Facts) -> str:
     found, trainer = facts.training.checkpointing, facts.trainer()
     if any(each.active is True for each in found):
         counts = [(if_recorded(recomputed, each, facts), each.count) for each in facts.blocks()]
-        told = [f"{count} of {plural(blocks, 'block')}" for count, blocks in counts if count]
+        told = [part_of(count, blocks, "block") for count, blocks in counts if count]
         return f"on in {' and '.join(told)}" if told else "on"
     if any(each.active is not False for each in found):
         return "possible (a forward calls checkpoint)"
