@@ -37,14 +37,6 @@ UPGRADE_TRANSFORMERS = kit.Treatment(
     summary=f"use transformers {CONTIGUOUS_BIAS} or newer, whose position bias fits a fused kernel",
     code=f'pip install "transformers>={CONTIGUOUS_BIAS}"',
 )
-ASK_TORCH = kit.Treatment(
-    name="say-why-not-fused",
-    summary="let torch say why no fused backend accepts the call, and fix the argument that it names",
-    code="from torch.nn.attention import SDPBackend, sdpa_kernel\n"
-    "fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]\n"
-    "with sdpa_kernel(fused):\n"
-    "    loss = compute_loss(model, batch)   # raises if it would fall back, and warns why",
-)
 CALL_TORCHS = kit.Treatment(
     name="call-fused-attention",
     summary="compute attention with torch's own function, in 16 bits, with is_causal instead of a mask",
@@ -95,12 +87,10 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
 def why_not_fused(facts: kit.Facts, torchs: list[kit.facts.Attention]) -> tuple[str, kit.Treatment]:
     """Say why torch's attention falls back, as far as the facts show it, and what helps."""
     version = kit.installed(facts, "transformers")
-    if not torchs:
-        return "", CALL_TORCHS
     if version and version < Version(CONTIGUOUS_BIAS) and any(T5_FAMILY.search(each.kind) for each in torchs):
         why = f"Before {CONTIGUOUS_BIAS}, transformers passes the position bias as a permuted view, which no "
         return f"{why}fused backend takes: {MATH}", UPGRADE_TRANSFORMERS
-    return f"The model calls torch's attention. If no fused backend accepts a call, {MATH}", ASK_TORCH
+    return f"If no fused backend accepts a call of torch's attention, {MATH}", CALL_TORCHS
 
 
 def _llama(implementation: str) -> kit.Facts:

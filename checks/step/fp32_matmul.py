@@ -22,12 +22,6 @@ LARGE, LARGE_SHARE = 2**27, 0.05  # parameters of fp32 adapters whose memory mat
 FEW_PCT = 10.0  # of all Linears' parameters, which may be fp32 on purpose: a choice
 CAST_BY_LAYER = ("own", "nanochat")  # stacks whose layers cast their operands to BF16 themselves
 
-PRODUCT = kit.Treatment(
-    name="product-in-bf16",
-    summary="compute the product in BF16, and convert its result if you need fp32",
-    code="output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it",
-)
-
 
 @kit.check("STP004", "fp32-matmul", severity="warning", explained_by=("fp32-adapters", "fp32-parameters"))
 def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
@@ -48,7 +42,7 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this.{where}",
         evidence={"gemm_fp32_ms": spent, "modules": tuple(most), "fp32_linears": len(weights)},
-        treatment=PRODUCT if autocast else kit.treatments.autocast_bf16(facts, instead),
+        treatment=None if autocast else kit.treatments.autocast_bf16(facts, instead),
     )
 
 
