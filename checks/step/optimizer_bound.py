@@ -10,7 +10,7 @@ decoders' steps in compiled FP8.
     import torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # after
 
-Adagrad has a fused form on CUDA from torch 2.12 on. Ignore it if your optimizer's settings do not work with
+Adam, AdamW and SGD have one. Ignore it if your optimizer's settings do not work with
 the fused form. An optimizer that is already fused is not reported, even if its share is large, as with few
 tokens and many parameters.
 https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
@@ -47,15 +47,7 @@ def could_be_fused(facts: kit.Facts, found: kit.facts.Breakdown) -> bool:
     """Whether the optimizer could be fused and is not, by its kernels' names."""
     groups = [group for group in found.get("groups", ()) if group.family == "optimizer"]
     fused = any("fused" in f"{group.name}{group.operator}".lower() for group in groups)
-    if not groups or fused:
-        return False
-    torch, optimizer = facts.get("software.torch"), facts.training.optimizer or ""
-    fusable = kit.treatment_table.has_fused_form(optimizer, torch)
-    if fusable is None:
-        raise kit.Unrecorded(
-            kit.facts.Software, "torch", "torch fuses this optimizer on CUDA from some version on"
-        )
-    return fusable
+    return bool(groups) and not fused and kit.treatment_table.has_fused_form(facts.training.optimizer or "")
 
 
 def _adamw(kernel: str, spent_ms: float) -> kit.Facts:

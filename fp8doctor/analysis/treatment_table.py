@@ -7,10 +7,8 @@ from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
-from packaging.version import Version
 
 from fp8doctor.analysis.layers import to_convert
-from fp8doctor.analysis.recipe_support import parsed
 from fp8doctor.cost.gemm import padded_side
 from fp8doctor.cost.step_cost import (
     in_bf16,
@@ -189,22 +187,13 @@ TREATMENTS = {each.name: each for each in _ALL if each.runs}
 Compiling counts as FP8's own: every BF16 variant is compiled if that is faster, without a cache then.
 """
 
-FUSED_SINCE: dict[str, Version | None] = dict.fromkeys(("Adam", "AdamW", "SGD")) | {
-    "Adagrad": Version("2.12")
-}
-"""Class of ``torch.optim`` -> the first torch that fuses it on CUDA; None for 2.6 or an older one. Source:
-docstrings of torch 2.6 to 2.13; Adagrad's says "CPU only" in 2.11."""
+FUSED = ("Adam", "AdamW", "SGD")
+"""Classes of ``torch.optim`` with a fused form on CUDA. Source: docstrings of torch 2.6 to 2.13."""
 
 
-def has_fused_form(optimizer: str, torch: str | None) -> bool | None:
-    """Return whether this torch fuses a class of optimizer on CUDA; None if only an unknown version tells."""
+def has_fused_form(optimizer: str) -> bool:
     module, _, name = optimizer.rpartition(".")
-    if not module.startswith("torch.optim") or name not in FUSED_SINCE:
-        return False
-    since, installed = FUSED_SINCE[name], parsed(torch)
-    if since is None:
-        return True
-    return installed.release >= since.release if installed else None
+    return module.startswith("torch.optim") and name in FUSED
 
 
 _BY_NAME = {each.name: each for each in _ALL}

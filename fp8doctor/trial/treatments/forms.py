@@ -297,7 +297,7 @@ def could_be_fused(job: Job) -> bool:
     """Return whether torch can fuse the user's optimizer and does not."""
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
     kind = type(optimizer)
-    if not has_fused_form(f"{kind.__module__}.{kind.__name__}", torch.__version__):
+    if not has_fused_form(f"{kind.__module__}.{kind.__name__}"):
         return False
     if not all(each.is_floating_point() for group in optimizer.param_groups for each in group["params"]):
         return False  # complex ones

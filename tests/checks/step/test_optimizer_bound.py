@@ -3,8 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.checks.step.optimizer_bound import FIRES
-from fp8doctor.facts import Arm, Facts, KernelGroup, Software
+from fp8doctor.facts import Arm, Facts, KernelGroup
 from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced
@@ -46,13 +45,3 @@ def test_kernels_tell(sick: Facts, arm: Arm, fires: bool) -> None:
     linears = tuple(replace(each, use="none") for each in facts.network.linears)
     in_bf16 = finding_of(OPTIMIZER, replace(facts, network=replace(facts.network, linears=linears)))
     assert (in_bf16 and in_bf16.severity) == ("info" if fires else None)
-
-
-@pytest.mark.parametrize(
-    ("torch", "outcome"),
-    [("2.11.0+cu130", "silent"), ("2.12.0a0+5c2c2d8", "fires"), (None, "unknown")],
-)
-def test_torch_fuses_adagrad_on_cuda_from_2_12_on(torch: str | None, outcome: str) -> None:
-    training = replace(FIRES.training, optimizer="torch.optim.adagrad.Adagrad")
-    facts = replace(FIRES, training=training, software=Software(torch=torch))
-    assert outcome_of(OPTIMIZER, facts) == outcome
