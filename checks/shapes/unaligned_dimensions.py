@@ -58,20 +58,6 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp8, workload = kit.own_step.multiplied_in_fp8(facts.network), facts.workload
     if kit.own_step.ran_on_a_gpu(facts):
         return None
-    if routed := [each for each in fp8 if is_routed(each, facts)]:
-        return kit.Finding(
-            severity="warning",
-            title=f"{kit.plural(len(routed), 'FP8 layer')} of {len(fp8)} get the rows that a router sends, "
-            "and raise unless 16 divides them",
-            explanation="Each expert gets another number of tokens in each step, and nothing pads them.",
-            evidence={"layers": len(routed), "first": routed[0].name},
-            treatment=kit.Treatment(
-                name="pad-routed-rows",
-                summary="let the experts pad their rows to multiples of 16",
-                code="config = dataclasses.replace(config, pad_inner_dim=True)   # Float8LinearConfig",
-                kind="sketch",
-            ),
-        )
     refused = kit.padding.refused_rows(fp8, facts)
     if not refused:
         given = workload.batch_source == "given"
@@ -91,13 +77,6 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         else kit.keep_in_bf16([*found], facts),
         breaks="step_raises",
     )
-
-
-def is_routed(linear: kit.Linear, facts: kit.Facts) -> bool:
-    """Whether this is a Linear of one expert whose rows the data decides, and torchao does not pad."""
-    dynamic = "DynamicOutputShape" in facts.get("gaps", {}).get("workload.rows", "")  # torch's exception
-    of_one = linear.role == "experts" and linear.gemms == 1 and linear.stack == "torchao"
-    return dynamic and of_one and kit.recipe_support.tokens_divisor(linear) > 1
 
 
 @kit.check("SHP001", "slow-16-bit-gemm", severity="warning", was="SHP008", needs_fp8=True)

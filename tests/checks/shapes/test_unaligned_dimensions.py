@@ -185,7 +185,6 @@ def test_experts_that_are_linears_and_get_odd_rows_are_left_in_bf16(look: Look) 
     facts = replace(look(float8(mixture(), "rowwise")), workload=workload)
     unseen = replaced(facts, "workload", rows={})
     assert outcome_of(ROWS, unseen) == "unknown", "a router decides them"
-    assert outcome_of(ROWS, replace(unseen, gaps={"workload.rows": "DynamicOutputShape"})) == "fires"
     exec(fix_of(ROWS, facts).code, names)
     assert finding_of(ROWS, replace(look(names["model"]), workload=workload)) is None
 
