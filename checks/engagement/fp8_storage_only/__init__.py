@@ -32,15 +32,12 @@ BACKWARD_SINCE = Version("5.22.0")
 
 BACKWARD = {
     "cut": "before transformers 5.22.0 its output carries no gradient: layers in front of it learn nothing",
-    "weight only": "its forward and backward dequantize the weight and multiply in 16 bits",
     "dynamic": 'its backward raises "derivative for aten::_scaled_mm is not implemented"',
-    "unsloth": "under Unsloth its backward converts the weight back to BF16 and multiplies there",
-    "FP8Linear": "its backward converts the weight back to BF16, multiplies there, and gives it no gradient",
-    "own": "its backward is a function of its own, in which no FP8 matmul was seen",
-    "plain": "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use",
 }
-"""What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
-H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
+"""Known backwards. Sources: transformers 5.23, torchao 0.13 to 0.18, ao#4376."""
+
+OTHERWISE = "otherwise the weights are converted back to 16 bits in every use, and multiplied there"
+"""Under Unsloth (2026.10.9) 28 forwards on an H200 had 28 FP8 matmuls, and their backwards none."""
 
 
 @kit.check("MOD003", "fp8-storage-only", severity="error", **kit.BROKEN_IN_BF16_TOO)
@@ -58,7 +55,7 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
     cut, once = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
     raises = backward == "dynamic" and (stored[-1].get("flops_per_token") or 0.0) > once  # trains before it
-    cast, refusing = backward in ("plain", "weight only"), without_e4m3(stored, facts)
+    cast, refusing = backward == "casts", without_e4m3(stored, facts)
     if cast and refusing and any(each.compiled is not None for each in stored):
         return kit.Finding(
             title=f"Triton compiles no layer with float8_e4m3fn weights for {refusing.name}: the step raises",
@@ -75,7 +72,7 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
         breaks="layers_do_not_learn" if cut else "step_raises" if raises else kit.NOT_RECORDED,
         explanation="This is FP8 for inference and for memory"
         + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
-        + f"At best the forward matmul runs in FP8, and {BACKWARD[backward]}."
+        + f"At best the forward matmul runs in FP8; {BACKWARD.get(backward, OTHERWISE)}."
         + " It saves memory; do not expect it to be faster than BF16." * trained,
         evidence={
             "stored_linears": len(stored),
@@ -91,17 +88,15 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
 
 
 def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
-    """Find what the backward of these layers does, as a key of `BACKWARD`, by the first's class."""
+    """Tell what the backward does: a key of `BACKWARD`, or ``casts`` if each use is a cast."""
     first, version = stored[0], kit.installed(facts, "transformers")
     unsloth = kit.fp8_request.under_unsloth(facts)
     of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
     if of_checkpoint and version is not None and version < BACKWARD_SINCE and not unsloth:
         return "cut"
-    quantizes = first.features.get("activations_quantized")
-    if first.stack == "torchao" or quantizes:
-        return ("unsloth" if unsloth else "dynamic") if quantizes else "weight only"
-    plain = "own" if first.features.get(kit.layers.OWN_FUNCTION) else "plain"
-    return "FP8Linear" if first.kind.endswith(".FP8Linear") else plain
+    if first.features.get("activations_quantized"):
+        return "" if unsloth else "dynamic"
+    return "" if kit.layers.computes_forward_in_fp8(first) else "casts"
 
 
 def _model(layer: kit.Linear, **variables: str) -> kit.Facts:
