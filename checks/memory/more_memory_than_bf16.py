@@ -66,7 +66,6 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         return None
     eager = [linear for linear in fp8 if linear.compiled is None and kit.needs_compile(linear)]
     copies = [linear for linear in fp8 if kit.memory.keeps_copies(linear)]
-    change, faster = treatment(facts, eager, copies, now), kit.if_recorded(kit.trial_view.is_faster, facts)
     parts = {}
     if (one := now.get("memory")) and (other := bf16.get("memory")):
         parts = {name: getattr(one, f"{name}_gib") - getattr(other, f"{name}_gib") for name in PARTS}
@@ -78,28 +77,13 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         layers = kit.plural(len(copies), f"{kit.stack_of(copies[0]).in_words} layer")
         why += f" {layers} hold FP8 weights too: up to {kit.memory.copies_gib(facts, copies):.1f} GiB."
     return kit.Finding(
-        severity="info" if faster and change and change.name == "fp8-weights" else None,
         title=f"FP8 takes {round(now.peak_gib, 1) - round(bf16.peak_gib, 1):.1f} GiB more than BF16, {alike}",
         explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16 at {bf16.peak_gib:.1f} GiB.{why}",
         evidence={"peak_gib": now.peak_gib, "bf16_peak_gib": bf16.peak_gib, "extra_gib": extra}
         | {f"extra_{name}_gib": gib for name, gib in parts.items()}
         | {"compared_with": bf16.name},
-        treatment=change,
+        treatment=kit.compile_coverage.compile_treatment(facts, eager) if eager else None,
     )
-
-
-def treatment(
-    facts: kit.Facts, eager: list[kit.Linear], copies: list[kit.Linear], now: kit.Arm
-) -> kit.Treatment | None:
-    """Compile the layers, else propose FP8 weights; None if unknown, or if Accelerate copies the weights."""
-    if eager:
-        return kit.compile_coverage.compile_treatment(facts, eager)
-    if not copies or kit.if_recorded(kit.fp8_request.may_have_converted, facts):
-        return None
-    if not any(linear.requires_grad for linear in copies):
-        return kit.memory.frozen_fp8_weights(copies)
-    master = kit.memory.holds_master_weights(now, facts)
-    return kit.memory.trained_fp8_weights(copies, facts) if master else None
 
 
 @kit.check("MEM001", "memory-ledger", severity="info", was="MEM005", needs_fp8=True)

@@ -1,8 +1,8 @@
-"""What a step holds in memory, measured or estimated, whether it fits the GPU, and weights kept in FP8."""
+"""What a step holds in memory, measured or estimated, and whether it fits the GPU."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -15,11 +15,10 @@ from fp8doctor.analysis.own_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.matmul_counts import gemms
 from fp8doctor.cost.step_cost import in_bf16, in_fp8, with_each
-from fp8doctor.facts import Arm, Facts, Gpu, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Treatment
 from fp8doctor.gpus import GpuSpec, modelled_gpu
-from fp8doctor.recipes import TRANSFORMER_ENGINE, low_precision, of_stack, stack_of
+from fp8doctor.recipes import low_precision, stack_of
 
 STATES = {"SGD": 0, "Adafactor": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
 """Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default; Adafactor keeps a row and a
@@ -249,11 +248,7 @@ def _shown(parts: Mapping[str, float]) -> list[str]:
     return [f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= LEAST_GIB]
 
 
-# --- weights in FP8 ---
-
-MASTER_BYTES = 11.0
-"""Bytes of optimizer state for a trainable parameter above which fp32 master weights are among it: Adam keeps
-12 with them, 8 in fp32 without."""
+# --- copies of weights in FP8 ---
 
 NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
 """Compute capabilities whose FP8 matmuls take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
@@ -289,51 +284,3 @@ def copies_gib(facts: Facts, layers: Iterable[Linear]) -> float:
     copies = copies_on(next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None))
     sizes = ((each, each.in_features * each.out_features * gemms(each)) for each in layers)
     return sum((copies * keeps_copies(each) + keeps_transposed(each)) * size for each, size in sizes) / GIB
-
-
-def holds_master_weights(timed: Arm, facts: Facts) -> bool:
-    """Return whether the optimizer holds fp32 master weights, by its state's size."""
-    memory = timed.get("memory")
-    trained = facts.get("network.trainable_parameters", 0)
-    return memory is not None and trained > 0 and memory.optimizer_gib * GIB > MASTER_BYTES * trained
-
-
-def frozen_fp8_weights(layers: Sequence[Linear]) -> Treatment:
-    """Keep frozen weights in FP8 only: without updates they need no master weights."""
-    return Treatment(
-        name="fp8-weights",
-        summary="keep the frozen weights in FP8 alone",
-        code=f"{_quantized_model_init(layers)}:   # te.fp8_model_init before Transformer Engine 2.9\n"
-        "    model = build_model()",
-    )
-
-
-def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
-    """Keep trained weights in FP8, and their fp32 master weights in the optimizer."""
-    optimizer = facts.get("training.optimizer")
-    adam = ", adam_w_mode=False" if optimizer and optimizer.endswith(".Adam") else ""
-    return Treatment(
-        name="fp8-weights",
-        summary="keep the weights in FP8 and their fp32 master weights in the optimizer; with an ordinary "
-        "optimizer the model stops learning",
-        code='kept = ("lr", "betas", "eps", "weight_decay")\n'
-        "settings = {name: optimizer.defaults[name] for name in kept}\n"
-        f"{_quantized_model_init(layers, ', preserve_high_precision_init_val=True')}:"
-        "   # te.fp8_model_init before Transformer Engine 2.9\n"
-        "    model = build_model()\n"
-        "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
-        f"optimizer = te.optimizers.FusedAdam(trained, master_weights=True{adam}, **settings)\n"
-        "for parameter in trained:\n"
-        '    if hasattr(parameter, "get_high_precision_init_val"):\n'
-        "        master = parameter.get_high_precision_init_val()   # after a checkpoint: its BF16 weight\n"
-        "        optimizer.initialize_state(parameter, False)\n"
-        '        optimizer.set_scaled_state(parameter, "master_param", master.to(parameter.device).float())\n'
-        "        parameter.clear_high_precision_init_val()",
-    )
-
-
-def _quantized_model_init(layers: Sequence[Linear], settings: str = "") -> str:
-    recipes = {linear.recipe for linear in layers if recorded(linear, "recipe")}
-    config = next((each.config for each in of_stack(TRANSFORMER_ENGINE.name) if {each.name} == recipes), "")
-    recipe = f", recipe={config}" if config else ""
-    return f"with te.quantized_model_init(enabled=True{recipe}{settings})"

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import torch
 
-from fp8doctor.analysis.memory import trained_fp8_weights
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.examine import examine
@@ -173,7 +172,7 @@ def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
     found: list[tuple[Treatment, tuple[str, ...]]] = [
         (each.treatment, (each.code, each.name)) for each in report.findings if each.treatment
     ]
-    found += [(fix, ()) for name in explored if (fix := proposed(name, facts))]
+    found += [(fix, ()) for name in explored if (fix := describe(name, facts))]
     fixes: dict[str, dict[str, Any]] = {}
     for fix, keys in found:
         new = {"name": fix.name, "code": fix.code, "kind": fix.kind, "for": [], "explored": False}
@@ -181,13 +180,6 @@ def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
         one["for"] += keys
         one["explored"] |= not keys
     return {"codes": found_in(report), "fixes": list(fixes.values()), "frozen": frozen(job)}
-
-
-def proposed(name: str, facts: Facts) -> Treatment | None:
-    """Return the lines of a treatment that no finding of an untimed script prints."""
-    if name == "fp8-weights":
-        return trained_fp8_weights(facts.network.linears, facts)
-    return describe(name, facts)
 
 
 def effect(script: Script, fix: Treatment) -> Effect:

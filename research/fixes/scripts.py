@@ -390,6 +390,6 @@ Engine."""
 
 EXPLORED = {
     "eager": ("recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp"),
-    "te in fp8": ("te-delayed", "te-current", "te-block", "fp8-weights"),
+    "te in fp8": ("te-delayed", "te-current", "te-block"),
 }
 """Script -> treatments that a trial proposes without a finding."""

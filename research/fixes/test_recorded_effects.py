@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 
-from fp8doctor.analysis.memory import trained_fp8_weights
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Facts, Linear, Training
+from fp8doctor.facts import Facts, Training
 from research.fixes.scripts import EXPLORED, ON_A_GPU
 from research.fixes.test_effects import printed_for
 from tests.recordings import text_of
 
 FOLDER = Path(__file__).parent / "on_h100"
 ROWS = json.loads(text_of(FOLDER / "h100.json.gz"))["rows"]
-FP8_WEIGHTS = json.loads(text_of(FOLDER / "h100-te_in_fp8.json.gz"))
-"""Recorded in the same session with the same packages, once ``fp8-weights`` was among what is tried."""
 
 APPLIED = [
     pytest.param(row, fix, id=f"{row['script']}, {row['wrapped']}, {fix['name']}")
-    for row in (*ROWS, FP8_WEIGHTS)
+    for row in ROWS
     for fix in row["fixes"]
     if "effect" in fix
 ]
@@ -32,7 +29,7 @@ OF_TE = Facts(training=Training(accelerate=None, optimizer="torch.optim.adamw.Ad
 def test_every_script_was_recorded() -> None:
     assert {row["script"] for row in ROWS} == set(ON_A_GPU)
     assert not any("raised" in row for row in ROWS)
-    names = {fix["name"] for row in (*ROWS, FP8_WEIGHTS) for fix in row["fixes"] if "effect" in fix}
+    names = {fix["name"] for row in ROWS for fix in row["fixes"] if "effect" in fix}
     assert {name for names in EXPLORED.values() for name in names} <= names
 
 
@@ -47,14 +44,10 @@ def test_it_did_what_it_says_on_a_gpu(row: dict[str, Any], fix: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", ["te-autocast", *EXPLORED["te in fp8"]])
 def test_transformer_engine_gets_the_lines_that_were_applied(name: str) -> None:
-    applied = {fix["code"] for row in (*ROWS, FP8_WEIGHTS) for fix in row["fixes"] if fix["name"] == name}
-    if name == "fp8-weights":
-        layer = Linear(stack="transformer_engine")
-        assert trained_fp8_weights([layer], OF_TE).code in applied
-    else:
-        printed = describe(name, OF_TE)
-        assert printed is not None
-        assert statements(printed.code) in map(statements, applied)
+    applied = {fix["code"] for row in ROWS for fix in row["fixes"] if fix["name"] == name}
+    printed = describe(name, OF_TE)
+    assert printed is not None
+    assert statements(printed.code) in map(statements, applied)
 
 
 def statements(code: str) -> list[str]:
