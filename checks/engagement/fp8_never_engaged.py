@@ -42,8 +42,6 @@ def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
         title += kit.named(idle, len(fp8))
         why = f"The layers themselves note it, such as {idle[0].name}: that forward was outside the autocast."
     elif kit.own_step.ran_in_fp8(facts) is False:
-        if all(each.get("features", {}).get("emulate") for each in fp8):
-            return kit.NotApplicable(reason="these layers emulate FP8, which uses no FP8 matmul")
         title = f"No FP8 matmul ran in a training step with {layers}"
         why = "One profiled step has none: the layers are switched off, or the model never calls them."
         fix = fix if kit.stack_of(fp8[0]).under_autocast else CALL_LAYERS
@@ -100,13 +98,9 @@ def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
     emulated = [linear for linear in fp8 if linear.features.get("emulate")]
     if not emulated:
         return None
-    fix = kit.Treatment(
-        name="real-fp8-kernel",
-        summary="convert without emulation; on a GPU without FP8, train in BF16",
-        code=kit.conversion.conversion(facts, config="Float8LinearConfig(emulate=False)"),
-    )
+    code = kit.conversion.conversion(facts, config="Float8LinearConfig(emulate=False)")
     if not emulated[0].kind.startswith("torchao.float8."):
-        fix = kit.conversion.mxfp8_without_biases("real-mx-kernel", facts)
+        code = kit.conversion.conversion(facts, mxfp8=True)
     return kit.Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8{kit.named(emulated, len(fp8))}",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "
@@ -117,7 +111,11 @@ def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
             "flops_share_pct": round(kit.flops_share_pct(emulated, facts), 1),
             "first": emulated[0].name,
         },
-        treatment=fix,
+        treatment=kit.Treatment(
+            name="real-fp8-kernel",
+            summary="convert without emulation; on a GPU without the recipe's kernels, train in BF16",
+            code=code,
+        ),
     )
 
 

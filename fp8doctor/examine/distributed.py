@@ -28,10 +28,8 @@ def examine_distributed(tree: Tree) -> Distributed | None:
     sharded = {
         place.name: shards for place in tree.places if (shards := pieces(fsdp2_weight(place))) is not None
     }
-    kind, at = wrapper(tree) or (None, None)
     groups = [amax_group(place.module) for place in tree.places]
-    config = torch_private.config()
-    backend = None
+    config, backend = torch_private.config(), None
     with suppress(RuntimeError, ValueError):  # nothing is sent
         backend = str(torch.distributed.get_backend())
     return Distributed(
@@ -39,21 +37,20 @@ def examine_distributed(tree: Tree) -> Distributed | None:
         fsdp2_linears=tuple(sharded),
         shards=max(sharded.values(), default=None),
         backend=backend,
-        wrapper=kind,
-        wrapper_at=at,
+        wrapper=wrapper(tree),
         amax_ranks=max((torch.distributed.get_world_size(each) for on, each in groups if on), default=None),
         optimize_ddp=None if config is None else config.optimize_ddp in (True, "ddp_optimizer"),
     )
 
 
-def wrapper(tree: Tree) -> tuple[Wrapper, str] | None:
-    """Return the data-parallel wrapper (``replicate`` leaves none) and its module."""
+def wrapper(tree: Tree) -> Wrapper | None:
+    """Return the data-parallel wrapper (``replicate`` leaves none)."""
     for place in tree.places:
         for each in place.modules:
             for known in WRAPPERS.keys() & {*lineage(type(each))}:
-                return WRAPPERS[known], place.name
+                return WRAPPERS[known]
         if is_fsdp2(place):
-            return "FSDP2", place.name
+            return "FSDP2"
     return None
 
 
