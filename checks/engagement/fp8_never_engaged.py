@@ -42,6 +42,8 @@ def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
         title += kit.named(idle, len(fp8))
         why = f"The layers themselves note it, such as {idle[0].name}: that forward was outside the autocast."
     elif kit.own_step.ran_in_fp8(facts) is False:
+        if all(each.get("features", {}).get("emulate") for each in fp8):
+            return kit.NotApplicable(reason="these layers emulate FP8, which uses no FP8 matmul")
         title = f"No FP8 matmul ran in a training step with {layers}"
         why = "One profiled step has none: the layers are switched off, or the model never calls them."
         fix = fix if kit.stack_of(fp8[0]).under_autocast else CALL_LAYERS

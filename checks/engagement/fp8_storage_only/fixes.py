@@ -15,7 +15,7 @@ UNCOMPILED = kit.Treatment(
 
 def without_e4m3(stored: list[kit.Linear], facts: kit.Facts) -> kit.Gpu | None:
     """Find a GPU for which Triton does not compile these weights. Source: Triton 3.6.0, core.py:574."""
-    gpus = kit.recipe_support.gpus_of(facts)
+    gpus = kit.if_recorded(kit.recipe_support.gpus_of, facts) or []
     old = (each for each in gpus if not kit.recipe_support.has_fp8(each) and each.vendor != "amd")
     return next(old, None) if any(each.dtype == "float8_e4m3fn" for each in stored) else None
 
