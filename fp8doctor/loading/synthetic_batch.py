@@ -240,7 +240,10 @@ def core(model: Any) -> Any:
 
 
 def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
-    """Return batch size, sequence length and matmul rows (tokens) of a batch."""
+    """Return batch size, sequence length and matmul rows (tokens) of a batch.
+
+    Without rows if its token ids are of unlike sizes, as of an encoder and a decoder: layers see others.
+    """
     named = [(str(name), tensor) for name, tensor in named_tensors(batch)]
     named.sort(key=lambda pair: (pair[0] != "input_ids", pair[0] in TARGETS or "mask" in pair[0]))
     if not named:
@@ -249,7 +252,11 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     tensor = tensor.values() if tensor.is_nested else tensor  # the rows of all samples
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
-        return (None, None, tensor.numel()) if len(shape) < 2 else (shape[0], shape[-1], tensor.numel())
+        ids = {
+            each.numel() for name, each in named if name.endswith(("input_ids", "labels")) and each.dim() > 1
+        }
+        tokens = None if len(ids) > 1 else tensor.numel()
+        return (None, None, tokens) if len(shape) < 2 else (shape[0], shape[-1], tokens)
     first = first_layer(model)
     width, convolves = read(first, "in_features"), read(first, "in_channels") is not None
     if shape[-1:] != (width,) and (len(shape) > 3 or convolves or isinstance(width, int)):
