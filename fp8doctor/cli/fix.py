@@ -33,16 +33,13 @@ from fp8doctor.patching import Placed, Script, placed
             help="Use the plan of a report that 'fp8doctor run --save FILE' wrote, instead of a run now.",
         ),
         option("--apply", help="Time the script with and without the fixes, and keep what helps."),
-        option("--no-verify", help="With --apply: write the fixes without running the script."),
     ],
 )
-def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bool, no_verify: bool) -> int:
+def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bool) -> int:
     """Show the plan of a report as a diff of a training script.
 
     Nothing is changed without --apply. ARGS are the script's own, for the runs.
     """
-    if no_verify and not apply:
-        raise click.UsageError("--no-verify belongs to --apply.")
     backup = script.with_name(f"{script.name}.orig")
     content = _content(script, backup if apply else None)
     source = Script(content, script.name)
@@ -61,8 +58,7 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     show("".join(_page(found, script, source.text, fixed)))
     if not apply or fixed == source.text:
         return FOUND if apply and found else OK
-    why = None if no_verify else _no_help(script, arguments, fixed)
-    if why:
+    if why := _no_help(script, arguments, fixed):
         complain(f"{script} is unchanged: {why}")
         return FOUND
     if _content(script, backup) != content:
@@ -112,7 +108,7 @@ def _no_help(script: Path, arguments: Sequence[str], fixed: str) -> str | None:
     step = timed_step(before.facts, script.name)
     if not step.step_ms or step.on_cpu:
         why = step.missing or "there is no GPU here"
-        raise UserError(f"{script} is unchanged: the fixes cannot be timed ({why}). --no-verify writes them")
+        raise UserError(f"{script} is unchanged: the fixes cannot be timed ({why})")
     copy = script.with_name(f"fp8doctor_{os.urandom(4).hex()}_{script.name}")
     write_text(copy, fixed)
     try:

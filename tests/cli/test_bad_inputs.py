@@ -96,7 +96,6 @@ BAD: dict[str, str] = {
     "plan llama.json --step-ms nan": "not a positive number",
     "plan demo.json.gz --batch 4096": "fits on no GPU",
     "plan demo.json.gz --recipe int3": "--recipe int3",
-    "fix model.py --no-verify": "--apply",
     "run --steps 2 model.py": "x>=3",
     "run --every 5 model.py": "--health",
     "run --health folder model.py": "is a directory",
