@@ -1,9 +1,8 @@
 """The Linears of a model as rows, those that differ in nothing but their numbers together; and one alone."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
@@ -75,49 +74,39 @@ class LayerReport(Record, frozen=True, kw_only=True):
     keep_in_bf16: bool
     """True if the plan keeps it in BF16."""
 
-
-def as_json(layers: Sequence[LayerReport]) -> str:
-    written = [to_builtins(each) for each in layers]
-    data = written[0] if len(written) == 1 else {"layers": written}
-    return encode({"schema_version": SCHEMA_VERSION, "kind": "layer", **data}).decode()
+    def to_json(self) -> str:
+        data = {"schema_version": SCHEMA_VERSION, "kind": "layer", **to_builtins(self)}
+        return encode(data).decode()
 
 
-def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
-    """Find layers by name, pattern or part of one. Raises `UserError` without any."""
+def named(asked: str, facts: Facts) -> Linear:
+    """Find the layer of this name, or the only one with this part of a name. Raises `UserError` otherwise."""
     linears = [each for each in facts.linears() if recorded(each, "name") and recorded(each, "kind")]
     if not linears:
         raise UserError("this report holds no layers: no model was examined")
-
-    def is_meant(name: str) -> bool:
-        if any(mark in asked for mark in "*?["):
-            return fnmatchcase(name, asked) or fnmatchcase(name, f"*.{asked}")
-        return f".{asked.strip('.')}." in f".{name}."
-
-    exact = tuple(each for each in linears if each.name == asked)
-    if found := exact or tuple(each for each in linears if is_meant(each.name)):
-        return found
-    near = get_close_matches(asked, [each.name for each in linears], cutoff=0.5)
-    hint = f"; did you mean {', '.join(near)}?" if near else f"; the first is {linears[0].name}"
-    raise UserError(quoted(f"none of the {len(linears)} linear layers is called {asked}{hint}"))
+    part = f".{asked.strip('.')}."
+    found = [each for each in linears if each.name == asked]
+    found = found or [each for each in linears if part in f".{each.name}."]
+    if len(found) == 1:
+        return found[0]
+    names = [each.name for each in found or linears]
+    near = ", ".join(names[:3] if found else get_close_matches(asked, names, cutoff=0.5) or names[:1])
+    count = f"{len(found) or 'none'} of the {len(linears)} linear layers"
+    raise UserError(quoted(f"{count} have the name {asked}; did you mean {near}?"))
 
 
-def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerReport]:
-    facts, plan = document.facts, document.prescription
-    gained = if_recorded(gains, facts) or {}
+def layer_report(linear: Linear, document: Document) -> LayerReport:
+    facts, plan, name = document.facts, document.prescription, linear.name
+    gain = (if_recorded(gains, facts) or {}).get(name)
     changed = [(step.title, step.treatment) for step in plan if not step.code]
     fixable = ((f"{each.code}: {each.title}", each.treatment) for each in document.findings)
     changed += [(title, treatment) for title, treatment in fixable if treatment]
     kept = {name for step in plan if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
-
-    def report(linear: Linear) -> LayerReport:
-        name, gain = linear.name, gained.get(linear.name)
-        return LayerReport(
-            tool=document.tool,
-            seen=linear,
-            rows=if_recorded(rows_of, linear, facts),
-            gain_ms=gain.ms if gain else None,
-            advised=tuple(title for title, treatment in changed if name in treatment.layers),
-            keep_in_bf16=name in kept,
-        )
-
-    return list(map(report, linears))
+    return LayerReport(
+        tool=document.tool,
+        seen=linear,
+        rows=if_recorded(rows_of, linear, facts),
+        gain_ms=gain.ms if gain else None,
+        advised=tuple(title for title, treatment in changed if name in treatment.layers),
+        keep_in_bf16=name in kept,
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fp8doctor.answer.layer_rows import as_json, layer_reports, named
+from fp8doctor.answer.layer_rows import layer_report, named
 from fp8doctor.cli.console import FAILED, OK
 from fp8doctor.cli.delivery import checked_output, examine_and_deliver, replay_and_deliver
 from fp8doctor.cli.gate import Gate, exit_code, is_same_job
@@ -126,14 +126,11 @@ def health(file: Path, verbose: bool, **options: Any) -> int:
 def why(layer: str, saved: Path, **options: Any) -> int:
     """Show everything that a saved report knows about one layer.
 
-    LAYER is its name in the report, a part of it (mlp.down, 0.attn.q) or a pattern ("*.mlp.*"). Several
-    layers give a table, or a list with --format json.
+    LAYER is its name in the report, or a part that no other has (0.attn.q). -v of a report lists all layers.
     """
     out = checked_output(options, saved, formats=PAGE_FORMATS)
-    if not layer.strip("."):
-        raise UserError("no layer was named")
     document = replay(saved)
-    found = layer_reports(named(layer, document.facts), document)
-    page = why_page.page(found, layer, document.facts)
-    out.deliver(lambda format: as_json(found) if format == "json" else page)
+    found = layer_report(named(layer, document.facts), document)
+    page = why_page.page(found, document.facts)
+    out.deliver(lambda format: found.to_json() if format == "json" else page)
     return OK

@@ -1,22 +1,15 @@
-"""``why``: all that a report knows of one layer, or a row for each kind of several."""
+"""``why``: all that a report knows of one layer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, layer_rows, layer_shape, runs_in
+from fp8doctor.answer.layer_rows import LayerReport, layer_shape, runs_in
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.render.page import Page, Quiet, Table, labelled
-from fp8doctor.wording import plural
+from fp8doctor.render.page import Page, labelled
 
 
-def page(layers: Sequence[LayerReport], asked: str, facts: Facts) -> Page:
-    """Lay out one layer, or a row for each kind of several."""
-    version = f"fp8doctor {layers[0].tool.version}"
-    if len(layers) == 1:
-        rows = labelled((label, "; ".join(told)) for label, told in _known(layers[0], facts))
-        return Page((version, layers[0].seen.name), (rows,))
-    found = layer_rows([each.seen for each in layers], facts)
-    heading = (version, f"{plural(len(layers), 'layer')} named {asked}")
-    return Page(heading, (Table(HEADS, found, "runs in"), Quiet(LEGEND)))
+def page(layer: LayerReport, facts: Facts) -> Page:
+    rows = labelled((label, "; ".join(told)) for label, told in _known(layer, facts))
+    return Page((f"fp8doctor {layer.tool.version}", layer.seen.name), (rows,))
 
 
 def _known(layer: LayerReport, facts: Facts) -> Iterator[tuple[str, list[str]]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor import load_report
-from fp8doctor.answer.layer_rows import as_json, layer_reports, named
+from fp8doctor.answer.layer_rows import layer_report, named
 from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.two_reports import checked_baseline, compared, regression
@@ -129,11 +129,9 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
 
     def why() -> Iterator[str]:
         with suppress(UserError):
-            found = layer_reports(named("*", report.facts), report)
-            yield from (
-                as_json(found),
-                *(why_page.page(each, "*", report.facts) for each in (found, found[:1])),
-            )
+            first = next(iter(report.facts.linears()), None)
+            found = layer_report(named(first.get("name", "") if first else "", report.facts), report)
+            yield from (found.to_json(), why_page.page(found, report.facts))
 
     def written(format: str, **how: bool) -> Callable[[], Iterable[str]]:
         return lambda: [in_format(report, format, **how)]
