@@ -13,11 +13,9 @@ from fp8doctor.analysis.own_step import as_is, watched
 from fp8doctor.analysis.significance import Number, interval
 from fp8doctor.analysis.step_difference import (
     Waterfall,
-    breakdown_of,
     parts_in_words,
     signed,
     waterfall,
-    why_unknown,
 )
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
@@ -44,8 +42,6 @@ class TimedStep(Record, frozen=True, kw_only=True):
     """Empty if nothing was timed."""
     on_cpu: bool = False
     """True if a CPU took the step, which says nothing about FP8 on a GPU."""
-    predicted: bool = False
-    """True if it was predicted from cuts of the model."""
     missing: str = ""
     """Why there is no time; empty if there is one."""
     estimated_ms: float | None = None
@@ -73,14 +69,10 @@ class Comparison(Record, frozen=True, kw_only=True):
     files: tuple[str, str]
     """Names without their folders."""
     steps: tuple[TimedStep, TimedStep]
-    families_ms: tuple[dict[str, float], dict[str, float]] | None
-    """Of either step, with ``idle``; None unless both have a breakdown that can be relied on."""
     speedup: Number | None
     """Time of the first / time of the second, with the interval that both of theirs allow."""
     difference: Waterfall | None
     """The second less the first."""
-    why_no_difference: str
-    """Empty if there is one."""
     unlike: tuple[Unlike, ...]
     cautions: tuple[str, ...]
     """Reasons why a time is not that of a step: compilation, a CPU, unreliable timing."""
@@ -116,7 +108,6 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
         peak_gib=timed.get("peak_gib"),
         measured_on=where or ("the GPU" if on_gpu else "the host's clock"),
         on_cpu=timed_on_cpu(facts) if is_copy else facts.get("observed.clock") == "host",
-        predicted=is_copy and bool(facts.get("trial.blocks")),
     )
 
 
@@ -217,25 +208,16 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     )
     speedup = _speedup(one, other)
     arms = [None if timed_on_cpu(each.facts) else as_is(each.facts) for each in documents]
-    profiles = [if_recorded(breakdown_of, arm) if arm else None for arm in arms]
-    families = [{**each.families_ms, "idle": each.idle_ms} if each else None for each in profiles]
     timed = one.step_ms is not None and other.step_ms is not None
     difference = if_recorded(waterfall, arms[1], arms[0]) if timed and arms[0] and arms[1] else None
-    unknown = [
-        f"{step.name} {why_unknown(arm) if arm else 'ran on a CPU'}"
-        for arm, step, found in zip(arms, (one, other), families, strict=True)
-        if (arm or step.on_cpu) and step.step_ms and not found
-    ]
     differing = tuple(unlike(first.facts, second.facts))
     codes = [[each.code for each in of.findings if each.severity != "info"] for of in documents]
     return Comparison(
         tool=tool(),
         files=files,
         steps=(one, other),
-        families_ms=(families[0], families[1]) if difference and families[0] and families[1] else None,
         speedup=speedup,
         difference=difference,
-        why_no_difference="" if difference else " and ".join(unknown),
         unlike=differing,
         cautions=(*cautions(first.facts, one), *cautions(second.facts, other)),
         appeared=tuple(code for code in codes[1] if code not in codes[0]),

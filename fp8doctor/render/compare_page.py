@@ -1,19 +1,13 @@
 """Two saved reports as a page: the table that people make by hand."""
 
-from fp8doctor.analysis.step_difference import signed
 from fp8doctor.answer.job import job_facts, model
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.two_reports import Comparison
 from fp8doctor.render.page import Page, Part, Quiet, Strong, Table, number
-from fp8doctor.render.trace_page import FAMILIES
-
-NONE_MS = 0.05
-"""Time below which a part would be shown as 0.0 ms."""
 
 
 def page(found: Comparison, documents: tuple[Document, Document]) -> Page:
     one, other = found.steps
-    unknown = found.why_no_difference and not found.families_ms
     jobs = [job_facts(each.facts, None) for each in documents]
     told = [
         (model(each.facts), *(f"{label}: {text}" for label, text in job))
@@ -22,8 +16,7 @@ def page(found: Comparison, documents: tuple[Document, Document]) -> Page:
     parts: tuple[Part, ...] = (
         Strong(found.summary),
         _table(found),
-        _families(found) if found.families_ms else "",
-        f"What the difference is made of is not known: {found.why_no_difference}." if unknown else "",
+        "" if found.difference else "What the difference is made of is not known.",
         *(
             f"Differs: {each.what}: {each.first} ({one.name}), {each.second} ({other.name})."
             for each in found.unlike
@@ -66,25 +59,6 @@ def _both(
     cells = [number(value, places) + spread for value, spread in both]
     below, above = round(one or 0.0, places), round(other or 0.0, places)
     return cells[0], cells[1], f"{above / below:.2f}x" if above and below else ""
-
-
-def _families(found: Comparison) -> Table:
-    assert found.families_ms is not None
-    assert found.difference is not None
-    first, second = found.families_ms
-    shown = sorted({**first, **second}, key=lambda each: -abs(second.get(each, 0.0) - first.get(each, 0.0)))
-    rows = [
-        (
-            FAMILIES.get(family, family),
-            *(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in both),
-            signed(both[1] - both[0]) if abs(both[1] - both[0]) >= NONE_MS else "-",
-        )
-        for family in shown
-        if max(both := (first.get(family, 0.0), second.get(family, 0.0))) >= NONE_MS
-    ]
-    one, other = found.steps
-    total = ("all", f"{one.step_ms:,.1f}", f"{other.step_ms:,.1f}", signed(found.difference.difference_ms))
-    return Table(("ms/step", one.name, other.name, "difference"), (*rows, total))
 
 
 def _basis(found: Comparison) -> str:
