@@ -13,7 +13,7 @@ from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, LARGER_BATCH, MORE_TOKENS, after, traits
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, LARGER_BATCH, MORE_TOKENS, after
 from fp8doctor.cost.step_cost import in_bf16, with_each
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import changes_fp8, stays_in_bf16
@@ -27,9 +27,6 @@ LEAST_SHARE = 0.05
 
 MOST_GPUS = 1024
 """GPUs up to which a count is looked for. A choice."""
-
-BASE_IN = "base-in-"
-"""Begins the names of treatments that store the base in fewer bits."""
 
 After = tuple[Treatment, Peak] | None
 """A change and the peak after it; None if it does not apply."""
@@ -48,19 +45,13 @@ def within_memory(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
 
 def fitted(steps: Sequence[Step], facts: Facts) -> Iterator[Step]:
     """Put what else makes a job that does not fit do so before all, and drop what that rules out."""
-    now, job = if_recorded(fit, facts), _with_fixes(steps, facts)
-    then = if_recorded(fit, job) if now and now.may_be_too_large else None
-    made = to_fit(job) if then else []
+    now = if_recorded(fit, facts)
+    made = to_fit(_with_fixes(steps, facts)) if now and now.may_be_too_large else []
     for treatment, peak in made:
         title = "The estimated peak does not fit into the GPU's memory"
         yield Step(code="", mends=(), title=title, treatment=treatment, peak_gib=peak.gib)
-    stored = any(treatment.name.startswith(BASE_IN) for treatment, _ in made)
-    last = next((step for step in reversed(steps) if traits(step.treatment.name).then), None)
-    for step in steps:
-        if step is last and then and not made:
-            yield replace(step, peak_gib=then.now.gib)
-        elif not (stored and changes_fp8(step)):
-            yield step
+    stored = any(treatment is BASE_IN_4_BITS for treatment, _ in made)
+    yield from (step for step in steps if not (stored and changes_fp8(step)))
 
 
 def _with_fixes(steps: Iterable[Step], facts: Facts) -> Facts:
@@ -146,37 +137,24 @@ def smaller_optimizer(facts: Facts, found: Fit, peak: Peak) -> After:
     return Treatment(name="optimizer-in-8-bits", summary=summary, code=code), after
 
 
-IN_FEWER_BITS = {
-    8: (
-        "store the frozen base in 8 or 4 bits, and leave FP8 training off",
-        "# where the base is loaded, before LoRA; in 4 bits: load_in_4bit=True\n"
-        "config = BitsAndBytesConfig(load_in_8bit=True)\n"
-        "# and no conversion to FP8: it needs weights in 16 or 32 bits",
-    ),
-    4: (
-        "store the frozen base in 4 bits, or swap some of its blocks to the CPU",
-        "# where the base is loaded, before LoRA\n"
-        "config = BitsAndBytesConfig(load_in_4bit=True)\n"
-        "# or keep it as it is: blocks_to_swap of kohya's trainers and diffusion-pipe,\n"
-        "# enable_group_offload() of diffusers; the step waits for the copies",
-    ),
-}
+BASE_IN_4_BITS = Treatment(
+    name="base-in-4-bits",
+    summary="store the frozen base in 4 bits, or 8 bits, and leave FP8 training off",
+    code="# where the base is loaded, before LoRA\n"
+    "config = BitsAndBytesConfig(load_in_4bit=True)\n"
+    "# and no conversion to FP8: it needs weights in 16 or 32 bits",
+)
 
 
 def base_in_fewer_bits(facts: Facts, found: Fit, peak: Peak) -> After:
-    """Store the frozen Linears of a job that trains few parameters in 8 bits, or in 4 if they are in 8."""
+    """Store the frozen Linears of a job that trains few parameters in 4 bits."""
     if trains_most(facts.network):
         return None
-    frozen = [each for each in facts.network.linears if each.requires_grad is False]
-    wide = [each for each in frozen if BYTES.get(each.dtype, 1) > 1]
-    in_8_bits = [each for each in frozen if each.dtype.startswith("float8") or each.dtype == "int8"]
-    bits = 4 if sum(each.parameters for each in in_8_bits) > sum(each.parameters for each in wide) else 8
-    changed = in_8_bits if bits == 4 else wide
-    freed = sum((BYTES.get(each.dtype, 1) - bits / 8) * each.parameters for each in changed) / GIB
+    frozen = (each for each in facts.network.linears if each.requires_grad is False)
+    wide = [each for each in frozen if each.dtype.startswith(("float", "bfloat", "int8"))]
+    freed = sum((BYTES.get(each.dtype, 1) - 0.5) * each.parameters for each in wide) / GIB
     freed /= facts.get("training.distributed.shards") or 1
-    summary, code = IN_FEWER_BITS[bits]
-    treatment = Treatment(name=f"{BASE_IN}{bits}-bits", summary=summary, code=code)
-    return treatment, peak._replace(weights=peak.weights - freed)
+    return BASE_IN_4_BITS, peak._replace(weights=peak.weights - freed)
 
 
 def trains_most(network: Network) -> bool:

@@ -50,7 +50,7 @@ def looked_at(model: nn.Module, samples: int, gpu: str) -> Report:
     [
         (lambda: llama(4), 128, "h100", ["smaller-batch"]),
         (lambda: llama(24), 1, "h100", []),
-        (lambda: llama(56, trained=False), 1, "l4", ["checkpointing-on", "base-in-8-bits"]),
+        (lambda: llama(72, trained=False), 1, "l4", ["checkpointing-on", "base-in-4-bits"]),
         (lambda: stored(llama(104, trained=False)), 1, "l4", ["checkpointing-on", "base-in-4-bits"]),
         (lambda: llama(32), 1, "rtx4090", ["optimizer-in-8-bits", "shard"]),
     ],
@@ -90,9 +90,8 @@ def test_a_plan_is_fitted_as_the_job_that_it_makes(folder: str, name: str, gpu: 
     now, then = fit(report.facts), fit(fixed)
     assert now
     assert then
-    assert (report.answer.fits_in_gib is not None) == now.may_be_too_large
+    assert (report.answer.fits_in_gib is not None) == bool(of_memory)
     if not of_memory:
-        assert report.answer.fits_in_gib in (then.now.gib, None)
         assert report.answer.compared.gain
 
 
