@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks, is_inside
+from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert, waits_for_linears
@@ -318,7 +318,6 @@ def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
         title = f"With all fixes a step takes {end.ms.value:,.1f} ms, the best BF16 {bf16.ms.value:,.1f} ms"
         for each in treatments_of(facts, end.name, end.changes):
             yield _step(title, each)
-            title = f"Timed with {each.name}" if traits(each.name).family == "convert" else title
     elif end.name in BF16_BASELINES:
         title = f"Compiled, a step takes {end.ms.value:,.1f} ms instead of {now.ms.value:,.1f} ms"
         treatment = compile_treatment(facts, list(facts.network.linears))
@@ -338,8 +337,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
         return tuple(steps)
     compiled = any(map(compiles, steps))
     if uses_fp8(facts):
-        last = None if stops or compiled else if_recorded(_compiling, facts)
-        return (*steps, last) if last else tuple(steps)
+        return tuple(steps)
     asked = fp8_was_asked_for(facts)
     by_torchao = bool(asked and asks_for_torchao(facts.variables()))
     begins = any(by_torchao or TORCHAO.name in step.treatment.code for step in filter(changes_fp8, steps))
@@ -357,9 +355,6 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     if not asked and not leaves and if_recorded(runs_in_fp32, facts):
         treatment = describe(AUTOCAST_BF16, facts)  # estimates are of BF16; the optimizer keeps fp32 weights
         assert treatment is not None
-        if facts.get("target.kind") == "file":
-            more = "# if your script does that: autocast = torch.bfloat16 in the model file"
-            treatment = replace(treatment, code=f"{treatment.code}\n{more}")
         in_fp32 = [_step("Its matmuls are in fp32: its weights are, and no autocast is on", treatment)]
     last = None if asked or added or stored else if_recorded(_compiling, facts)
     return (*in_fp32, *added, *steps, *filter(None, [last]))
@@ -384,26 +379,20 @@ def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:
 
 
 def _compiling(facts: Facts) -> Step | None:
-    """Compile BF16, or blocks in 16 bits next to compiled FP8, if that surely gains by the cost model.
+    """Compile BF16 if that surely gains by the cost model.
 
-    Such blocks are a teacher's or a frozen encoder's. A model in BF16 stays as it is if its host sets the
-    pace: its work at graph breaks is not modelled.
+    It stays as it is if its host sets the pace: its work at graph breaks is not modelled.
     """
-    fp8, layers = uses_fp8(facts), covered_by_blocks(facts)
-    if fp8:
-        rest = [each for each in facts.network.blocks if not each.compiled]
-        layers = [each for each in facts.network.linears if any(is_inside(each, blocks) for blocks in rest)]
-    if fp8 != compiles_any(facts) or (fp8 and not layers) or any(each.use == "training" for each in layers):
+    if compiles_any(facts):
         return None
-    fix = replace(compile_treatment(facts, layers), summary=_compile_what(facts))
+    fix = replace(compile_treatment(facts, covered_by_blocks(facts)), summary=_compile_what(facts))
     steps = modelled_steps(facts, fix)
-    if steps is None or not steps.gains:
+    if steps is None or not steps.gains or steps.now.host_ms > steps.now.busy_ms:
         return None
-    if not fp8 and (modelled_speedup(facts) is None or steps.now.host_ms > steps.now.busy_ms):
+    if modelled_speedup(facts) is None:
         return None
-    what = "the blocks in 16 bits" if fp8 else "the model"
     faster = f"{in_times(steps.speedup)} faster (estimated for {steps.now.gpu})"
-    title = f"With {what} compiled, a step would be about {faster}"
+    title = f"With the model compiled, a step would be about {faster}"
     return replace(_step(title, fix), saving_ms=steps.saving)
 
 

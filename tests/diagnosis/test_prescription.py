@@ -11,11 +11,10 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone
 from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, WRITTEN, describe
-from fp8doctor.facts import NOT_RECORDED, Blocks
+from fp8doctor.facts import NOT_RECORDED
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.recipes import BY_TREATMENT
 from tests import replays
-from tests.diagnosis.trials import compiled_by_block
 from tests.facts_of import DECODER_468M
 
 
@@ -95,24 +94,3 @@ def test_a_job_that_was_stopped_keeps_the_fixes_of_its_steps(name: str) -> None:
     assert stopped.answer.fault.first
     names = [[step.treatment.name for step in each.prescription] for each in (stopped, ended)]
     assert names[0] == names[1] != []
-
-
-@pytest.mark.parametrize(("compiled", "fixes"), [(0, ["compile-blocks"]), (24, [])])
-def test_a_teacher_beside_compiled_fp8_is_compiled_too(compiled: int, fixes: list[str]) -> None:
-    """BF16's best form has all of its blocks compiled, so FP8 is not slower for what nobody compiled."""
-    replace = msgspec.structs.replace
-    network = compiled_by_block(DECODER_468M).network
-    plain = {"use": "none", "stack": "torch", "recipe": None, "features": {}, "requires_grad": False}
-    teacher = tuple(
-        replace(each, name=f"teacher.{each.name}", compiled=each.compiled if compiled else None, **plain)
-        for each in network.linears[:-1]
-    )
-    blocks = (
-        *network.blocks,
-        Blocks(name="teacher.blocks", kind="decoder.Block", count=24, compiled=compiled),
-    )
-    network = replace(network, linears=(*network.linears, *teacher), blocks=blocks)
-    facts = replace(DECODER_468M, network=network, assumed_gpu="B200")
-    steps = diagnose(facts).prescription
-    assert [step.treatment.name for step in steps] == fixes
-    assert all(step.treatment.code.startswith("for block in model.teacher.blocks:\n") for step in steps)
