@@ -97,6 +97,4 @@ def non_finite(facts: Facts) -> str:
     if not seen.now:
         return ""
     bf16 = {True: "BF16 is finite", False: "in BF16 too", None: "BF16 was not looked at"}[seen.bf16]
-    where = (facts.get("not_finite.where") or "").partition(". ")[0].rstrip(".")
-    where = f"{where[:1].lower()}{where[1:]}" if where.startswith("The ") else where
-    return f"NaN or infinity in the {' and '.join(seen.now)}; {where or bf16}"
+    return f"NaN or infinity in the {' and '.join(seen.now)}; {bf16}"
