@@ -298,11 +298,14 @@ def test_another_recipe_leaves_out_what_is_left_out_now(name: str) -> None:
 def test_another_recipe_of_transformer_engine_is_asked_of_whoever_opens_the_autocast(
     recipe: Recipe, prepared: bool
 ) -> None:
+    """Accelerate knows two of them by itself."""
     accelerate = Accelerate(mixed_precision="fp8", distributed="NO", prepared=prepared)
     printed = describe(recipe.treatment, Facts(training=Training(accelerate=accelerate)))
     assert printed is not None
     assert printed.kind == "python"
-    assert f"recipe={recipe.config}" in printed.code
+    by_kwargs = prepared and recipe.name in ("delayed", "mxfp8")
+    assert (f"recipe={recipe.config}" in printed.code) is not by_kwargs
+    assert ("TERecipeKwargs(use_mxfp8_block_scaling=" in printed.code) is by_kwargs
 
 
 @pytest.fixture

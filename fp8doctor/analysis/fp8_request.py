@@ -189,9 +189,18 @@ def in_script(facts: Facts, *, config: str = "", takes: str = "") -> str:
     arguments += [f"module_filter_func=lambda layer, name: {takes}"] if takes else []
     if not arguments:
         return 'accelerator = Accelerator(mixed_precision="fp8")'
-    handler = f"AORecipeKwargs({', '.join(arguments)})"
-    if facts.trainer() and may_have_converted(facts):  # a Trainer made its own, and converts when it trains
-        return f"trainer.accelerator.ao_recipe_handler = {handler}   # before trainer.train()"
+    return with_handler(facts, f"AORecipeKwargs({', '.join(arguments)})")
+
+
+HANDLERS = {"AORecipeKwargs": "ao_recipe_handler", "TERecipeKwargs": "te_recipe_handler"}
+"""Class of a handler -> the attribute of an Accelerator (1.15) that keeps it until it converts."""
+
+
+def with_handler(facts: Facts, handler: str) -> str:
+    """Write the line that gives Accelerate a handler; a Trainer made its own, and converts when it trains."""
+    if facts.trainer() and may_have_converted(facts):
+        kept = HANDLERS[handler.partition("(")[0]]
+        return f"trainer.accelerator.{kept} = {handler}   # before trainer.train()"
     return f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{handler}])'
 
 

@@ -9,6 +9,7 @@ from fp8doctor.analysis.compile_coverage import (
     compile_all,
     compile_model,
     compile_treatment,
+    compile_whole,
     covered_by_blocks,
     is_inside,
     marks_without_kernels,
@@ -23,6 +24,7 @@ from fp8doctor.analysis.fp8_request import (
     fp8_was_asked_for,
     may_have_converted,
     opens_te_autocast,
+    with_handler,
 )
 from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
 from fp8doctor.analysis.layers import in_python, layer_label, would_be_converted, wrapped_in_python
@@ -146,10 +148,13 @@ def more_tokens(facts: Facts, tokens: int) -> Treatment | None:
 
 
 def _times_the_batch(times: int, facts: Facts) -> str:
-    """Write so many times the samples, and fewer micro-batches."""
-    now = micro_batches(facts)
+    """Write so many times the samples, and fewer micro-batches, for the Trainer if there is one."""
+    trainer, now = facts.trainer(), micro_batches(facts)
     size = facts.get("workload.batch_size") if facts.get("workload.batch_source") == "given" else None
     more, then = str(times * size) if size else f"{times} * BATCH", max(now // times, 1)
+    if trainer:
+        steps = f", gradient_accumulation_steps={then}" if now > 1 else ""
+        return trainer.call(f"per_device_train_batch_size={more}{steps}")
     are_rows = facts.get("workload.batch_size") and samples(facts) is None
     lines = [
         f"batch_size = {more}   # {'rows' if are_rows else 'samples'} in a micro-batch, {size or 'BATCH'} now"
@@ -159,10 +164,17 @@ def _times_the_batch(times: int, facts: Facts) -> str:
 
 
 def te_recipe(name: str, facts: Facts) -> Treatment:
-    """Another recipe of Transformer Engine, opened inside of Accelerate's autocast, where it counts."""
+    """Another recipe of Transformer Engine, by the name of its treatment.
+
+    Accelerate's ``TERecipeKwargs`` knows two of them. Another one is opened inside of its autocast, where it
+    counts. Source: ``apply_fp8_autowrap``, accelerate 1.15.
+    """
     made = BY_TREATMENT[name]
-    code = INSIDE_ACCELERATE if opens_te_autocast(facts) else IN_PLACE_OF_AUTOCAST
-    code = code.replace("RECIPE", made.config)
+    if may_have_converted(facts) and made.name in ("delayed", "mxfp8"):
+        code = with_handler(facts, f"TERecipeKwargs(use_mxfp8_block_scaling={made.name == 'mxfp8'})")
+    else:
+        code = INSIDE_ACCELERATE if opens_te_autocast(facts) else IN_PLACE_OF_AUTOCAST
+        code = code.replace("RECIPE", made.config)
     return Treatment(name=name, summary=f"run Transformer Engine with {made.words}", code=code)
 
 
@@ -198,6 +210,8 @@ def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Tr
             otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
             otherwise = otherwise and not marks_without_kernels(facts)
             yield replace(found, code=f"{LEAVE_OUT_OWN_COMPILE}\n{found.code}") if otherwise else found
+        elif described := describe(name, facts):
+            yield described
 
 
 def compile_stored(facts: Facts, stored: Sequence[Linear]) -> Treatment | None:
@@ -258,7 +272,10 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
     if form == ArmName.BF16:
         return [LEAVE_OUT_OWN_COMPILE] if leave or marks_without_kernels(facts) else []
     by_block = form != ArmName.BF16_WHOLE and bool(facts.network.blocks)
-    lines = compile_all(facts.network) if by_block else ["model = torch.compile(model)"]
+    if form == ArmName.BF16_WHOLE:
+        lines = compile_whole(facts.network)
+    else:
+        lines = compile_all(facts.network) if by_block else ["model = torch.compile(model)"]
     lines = with_kernels(lines, facts)
     if by_block and facts.get("training.use_cache"):
         lines.append(f"{cache_off(facts)}   # a KV cache slows the compiled blocks down")
