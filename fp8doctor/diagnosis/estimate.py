@@ -54,7 +54,7 @@ def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatme
     left = {each.name for each in job.network.fp8}
     known = {each for each in doubts if each and each.layers and left.isdisjoint(each.layers)}
     if any(each is None or (traits(each.name).other_layers and each not in known) for each in doubts):
-        raise NoNumbers("no estimate before the fix, which changes the FP8 layers or their shapes")
+        raise NoNumbers("the fix changes the FP8 layers or their shapes")
     return found
 
 

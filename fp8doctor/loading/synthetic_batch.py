@@ -32,6 +32,9 @@ SEQUENCE = 2048
 IMAGE = (224, 224)
 """Default sizes of a synthetic batch."""
 
+IDS = ("input_ids", "labels")
+"""Ends of the names of token ids; labels may be one longer, if they are shifted."""
+
 TARGETS = ("labels", "targets", "target")
 """Arguments that take the tokens to predict."""
 
@@ -252,10 +255,8 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     tensor = tensor.values() if tensor.is_nested else tensor  # the rows of all samples
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
-        ids = {
-            each.numel() for name, each in named if name.endswith(("input_ids", "labels")) and each.dim() > 1
-        }
-        tokens = None if len(ids) > 1 else tensor.numel()
+        sides = [each.shape[-1] for name, each in named if name.endswith(IDS) and each.dim() > 1]
+        tokens = None if sides and max(sides) > min(sides) + 1 else tensor.numel()
         return (None, None, tokens) if len(shape) < 2 else (shape[0], shape[-1], tokens)
     first = first_layer(model)
     width, convolves = read(first, "in_features"), read(first, "in_channels") is not None

@@ -16,7 +16,7 @@ from fp8doctor import load_report
 from fp8doctor.answer.layer_rows import layer_report, named
 from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.diagnosis.two_reports import checked_baseline, compared, regression
+from fp8doctor.diagnosis.two_reports import compared, regression
 from fp8doctor.errors import UserError
 from fp8doctor.render import compare_page, why_page
 from research.reliability.count import Count
@@ -123,8 +123,6 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
 
     def baseline() -> Iterator[str]:
         for one, another in ((report, other), (other, report)):
-            with suppress(UserError):
-                checked_baseline(one.facts, "saved.json")
             yield regression(one.facts, another.facts, "saved.json", 5) or "no regression"
 
     def why() -> Iterator[str]:
