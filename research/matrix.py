@@ -60,13 +60,13 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     from research.versions.test_training_bugs import Operation
     from research.zoo.test_experts import with_wrapped_experts
     from tests.checks.checkpointing.test_recompute_not_fp8 import Around
+    from tests.checks.engagement.test_parameters_without_optimizer import built, mxfp8
     from tests.checks.environment.test_incompatible_versions import with_releases
-    from tests.checks.models import mlp, mxfp8
     from tests.checks.shapes.test_unaligned_dimensions import counted
     from tests.checks.step.test_weights_cast_again import telling
 
     yield "the experts of a Llama 4, wrapped by torchao", look(with_wrapped_experts("Llama 4"))
-    yield "MXFP8 Linears, on a CPU", look(mxfp8(mlp(), emulated=True))
+    yield "MXFP8 Linears without a bias, on a CPU", look(mxfp8(built(False, False)))
     yield "one row a sample, counted on a CPU", counted(samples=4)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("FP8_BACKEND", "ACCELERATE_FP8_BACKEND"):

@@ -263,7 +263,7 @@ BROKEN = {
     "emulated": "MOD002",
     "converted_by_hand": "MOD007",
     "setting_without_effect": "MOD007",
-    "mxfp8_on_hopper": "ENV005",
+    "mxfp8_on_hopper": "GPU002",
     "static_scale": "NUM001",
     "unaligned": "SHP001",
 }

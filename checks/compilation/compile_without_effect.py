@@ -67,8 +67,10 @@ def causes_of(facts: kit.Facts, compilable: bool) -> Iterator[Cause]:
         fix = ("unset-torchdynamo-disable", summary, "unset TORCHDYNAMO_DISABLE")
         yield Cause("TORCHDYNAMO_DISABLE=1 is set", *fix, marks)
     if marks and dynamo.disabled:
-        code = "torch._dynamo.config.disable = False   # or: unset TORCH_COMPILE_DISABLE"
-        yield Cause("Dynamo is switched off", "enable-dynamo", "switch Dynamo on", code, marks)
+        value = facts.variables().get("TORCH_COMPILE_DISABLE")
+        code = "unset TORCH_COMPILE_DISABLE" if value else "torch._dynamo.config.disable = False"
+        by = f"TORCH_COMPILE_DISABLE={value}" if value else "torch._dynamo.config.disable"
+        yield Cause(f"Dynamo is switched off by {by}", "enable-dynamo", "switch Dynamo on", code, marks)
     if unused := kit.compile_coverage.unused_marks(facts):
         module = kit.in_python(unused[0].name, facts.network)
         text = f"the training steps run {module} uncompiled: they call its forward, or another object"

@@ -14,17 +14,29 @@ cache it writes. Of 12 Llama blocks, 8 were compiled and 4 were not. Without the
         block.compile()
 
 Checkpointing switches the cache off too. Pad batches to a few lengths. If you need many versions, raise the
-limit: `torch._dynamo.config.recompile_limit = 64` (torch 2.7 or newer). Versions below the limit are not
-reported. A model compiled as a whole has one version either way. Without a trial, only the KV cache is seen.
+limit: `torch._dynamo.config.recompile_limit = 64` (torch 2.7 or newer). Ignore it if the versions stay below
+the limit: this is only information. A model compiled as a whole has one version either way. Without a trial,
+only the KV cache is seen.
 https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html
 https://github.com/huggingface/transformers/blob/main/src/transformers/cache_utils.py
 """
+
+import re
 
 from fp8doctor import kit
 
 RECOMPILE_LIMIT = 8
 """Versions of one function that Dynamo keeps by default. Source: ``recompile_limit`` in
 ``torch/_dynamo/config.py``, torch 2.7 to 2.13; ``cache_size_limit``, equally 8, in 2.6."""
+
+SHAPES = re.compile(r"size mismatch|stride mismatch|\.(size|stride)\(|shape", re.IGNORECASE)
+"""Guards on a shape: ``tensor 'x' size mismatch at index 0. ...`` Source: torch/csrc/dynamo/guards.cpp."""
+
+PAD = kit.Treatment(
+    name="pad-to-few-lengths",
+    summary="pad batches to a few lengths, or compile with dynamic=True",
+    code="collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths",
+)
 
 
 @kit.check("CMP005", "recompilation", severity="warning", **kit.BROKEN_IN_BF16_TOO)
@@ -41,6 +53,8 @@ def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         versions = 0  # more blocks ran than the limit, and none was left: the step switches the cache off
     if versions > limit:
         title = f"A KV cache leaves {versions - limit} of {versions} blocks uncompiled in training"
+    elif versions > 1:
+        title = f"A KV cache makes {versions} blocks compile {versions} times instead of once"
     elif left_eager:
         title = f"{left_eager[0]} reached the recompile limit and is no longer compiled"
     else:
@@ -49,6 +63,7 @@ def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if cut and reasons:
         seen = f" The trial counted {cut.recompilations} recompilations; the first reason: {reasons[0]}."
     return kit.Finding(
+        severity="warning" if left_eager or versions > limit else "info",
         title=title,
         explanation=f"Dynamo keeps {limit} versions of a function. If it needs another one, it runs the "
         f"function without compilation.{seen}",
@@ -59,7 +74,7 @@ def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "recompilations": cut.get("recompilations") if cut else None,
             "reasons": reasons,
         },
-        treatment=treatment(facts, reasons, cached=versions > limit),
+        treatment=treatment(facts, reasons, cached=versions > 1),
     )
 
 
@@ -68,10 +83,13 @@ def treatment(facts: kit.Facts, reasons: tuple[str, ...], cached: bool) -> kit.T
     if cached or (facts.training.use_cache and any("past_key_values" in reason for reason in reasons)):
         code = kit.compile_coverage.cache_off(facts)
         return kit.Treatment(name="cache-off", summary="train without a KV cache", code=code)
+    if any(map(SHAPES.search, reasons)):
+        return PAD
+    old = (facts.get("software.torch") or "").startswith("2.6.")
     return kit.Treatment(
         name="raise-recompile-limit",
-        summary="pad batches to a few lengths, or raise the limit, so Dynamo compiles every version",
-        code="torch._dynamo.config.recompile_limit = 64   # cache_size_limit in torch 2.6",
+        summary="raise the limit, so Dynamo compiles every version",
+        code=f"torch._dynamo.config.{'cache_size_limit' if old else 'recompile_limit'} = 64",
     )
 
 

@@ -100,9 +100,13 @@ def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
     emulated = [linear for linear in fp8 if linear.features.get("emulate")]
     if not emulated:
         return None
-    code = kit.conversion.conversion(facts, config="Float8LinearConfig(emulate=False)")
+    fix = kit.Treatment(
+        name="real-fp8-kernel",
+        summary="convert without emulation; on a GPU without FP8, train in BF16",
+        code=kit.conversion.conversion(facts, config="Float8LinearConfig(emulate=False)"),
+    )
     if not emulated[0].kind.startswith("torchao.float8."):
-        code = kit.conversion.conversion(facts, mxfp8=True)
+        fix = kit.conversion.mxfp8_without_biases("real-mx-kernel", facts)
     return kit.Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8{kit.named(emulated, len(fp8))}",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "
@@ -113,11 +117,7 @@ def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
             "flops_share_pct": round(kit.flops_share_pct(emulated, facts), 1),
             "first": emulated[0].name,
         },
-        treatment=kit.Treatment(
-            name="real-fp8-kernel",
-            summary="convert without emulation; on a GPU without the recipe's kernels, train in BF16",
-            code=code,
-        ),
+        treatment=fix,
     )
 
 

@@ -3,8 +3,8 @@
 An installed release, alone or with another one, is known to fail or to train this kind of job incorrectly.
 Most pairs fail with a message that names neither version. Others say nothing. Accelerate 1.4 to 1.7 report
 fp8 and convert no layer. Transformer Engine 2.0 to 2.3 lose delayed scaling's new scales if `te.checkpoint`
-recomputes a layer. The loss may fall for thousands of steps and then diverge. torchao 0.12 and older
-raises if DDP splits its compiled graph. MXFP8 wrappers of 0.17 and 0.18 lose biases.
+recomputes a layer. The loss may fall for thousands of steps and then diverge. torchao 0.12 and older raises
+if DDP splits its compiled graph.
 
     pip install "transformer-engine[pytorch]==2.3"   # before: te.checkpoint over delayed scaling
 
@@ -32,7 +32,7 @@ BREAKS: dict[str, kit.Breaks] = {"incorrect": "layers_do_not_learn", "raises": "
     "ENV005",
     "incompatible-versions",
     severity="error",
-    was=("NUM004", "CMP008", "MOD013"),
+    was=("NUM004", "CMP008"),
     explained_by=("fp8-request-overridden", "fp8-backend-missing", "GPU002"),
     changes_fp8=True,
 )

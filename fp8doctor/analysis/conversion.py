@@ -53,7 +53,8 @@ def conversion(
     config = config or if_recorded(_config, fp8) or ""
     prepared = by_accelerate or may_have_converted(facts)
     if mxfp8 or (any(map(is_mxfp8, fp8)) and not config and not prepared):
-        return "\n".join((*keep, quantize_mxfp8(fp8, takes)))
+        in_mxfp8 = [each for each in fp8 if is_mxfp8(each)] or fp8
+        return "\n".join((*keep, *_in_mxfp8(in_mxfp8, takes)))
     if not stack.converter:
         instead = f"# build these as torch.nn.Linear, not as {stack.layer or layer_label(fp8[0])}"
         return "\n".join((*keep, instead))
@@ -132,14 +133,42 @@ def is_mxfp8(linear: Linear) -> bool:
     return (linear.get("weight_class") or "").endswith(f".{WRAPPER}")
 
 
+def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
+    """Convert what is in MXFP8 by a real kernel, but a layer with a bias to Float8Linear.
+
+    If MXFP8 is emulated now, the treatment is that of emulation, so a plan converts once.
+    """
+    in_mxfp8 = [linear for linear in facts.linears() if is_mxfp8(linear) and linear.use == "training"]
+    emulated, summary = any(linear.features.get("emulate") for linear in in_mxfp8), []
+    if any(each.bias and not is_grouped(each) for each in in_mxfp8):
+        summary.append("convert layers with a bias to Float8Linear, which adds it")
+    if emulated:
+        summary.append(
+            "take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8"
+        )
+    name = "real-mx-kernel" if emulated else name
+    return Treatment(name=name, summary="; ".join(summary), code=conversion(facts, mxfp8=True))
+
+
+def _in_mxfp8(converted: Sequence[Linear], takes: Sequence[str]) -> Iterator[str]:
+    """Write MXFP8 for these layers, and Float8Linear for those with a bias."""
+    biased = [each for each in converted if each.bias and not is_grouped(each)]
+    if biased:
+        yield f"convert_to_float8_training(model{_filter(['layer.bias is not None', *takes])})"
+    if len(biased) < len(converted) or not converted:
+        yield quantize_mxfp8(converted, takes)
+
+
 def quantize_mxfp8(linears: Sequence[Linear], takes: Sequence[str] = ()) -> str:
-    """Write the lines that convert these layers to MXFP8, but none with a bias: it would lose it."""
+    """Write the lines that convert these layers to MXFP8, by real kernels and without losing a bias."""
+    in_high_precision = any(linear.get("features", {}).get("wgrad_with_hp") for linear in linears)
+    recipe = f"MXFP8_RCEIL{'_WGRAD_WITH_HP' if in_high_precision else ''}"
     wanted = "isinstance(layer, nn.Linear) and layer.bias is None"
     experts = dict.fromkeys(linear.kind.rpartition(".")[2] for linear in filter(is_grouped, linears))
     if experts:
         wanted = f"({wanted} or type(layer).__name__ in {tuple(experts)})"
     return (
-        "config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)\n"
+        f"config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.{recipe})\n"
         f"quantize_(model, config, filter_fn=lambda layer, name: {' and '.join((wanted, *takes))})"
     )
 

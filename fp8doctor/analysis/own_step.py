@@ -78,7 +78,7 @@ def ran_in_fp8(facts: Facts) -> bool | None:
     fp8 = [each for each in facts.network.fp8 if not each.get("features", {}).get("emulate")]
     if counted == 0 and fp8 and not any(each.get("engaged") for each in fp8):
         return False
-    if timed and fp8 and why_of(timed) is Reason.NO_FP8_GEMM:
+    if timed and why_of(timed) is Reason.NO_FP8_GEMM:
         return False
     return True if counted or (timed and timed.tried and timed.get("fp8_gemms")) else None
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
 from fp8doctor.analysis.recipe_support import capability, cudnn_line, gpus_of, parsed, transformer_engine_line
 from fp8doctor.cost.matmul_counts import covers
@@ -113,6 +114,12 @@ def _begins(recipe: str | None, with_: str) -> bool:
     return recipe.startswith(with_)
 
 
+def _is_frozen_first(linear: Linear, fp8: Sequence[Linear]) -> bool:
+    """Return whether a layer is its stack's first FP8 layer, frozen before layers that train."""
+    alike = [each for each in fp8 if each.stack == linear.stack]
+    return alike[0] is linear and not linear.requires_grad and any(each.requires_grad for each in alike)
+
+
 def region_of(linear: Linear, facts: Facts, library: str) -> Checkpointing | None:
     """Find a library's region that covers a layer, or the forward above it that may call ``checkpoint``."""
     regions = [
@@ -125,6 +132,20 @@ def region_of(linear: Linear, facts: Facts, library: str) -> Checkpointing | Non
     return next((each for each in regions if each.active and each.name == linear.checkpointed), None)
 
 
+def is_split_by_ddp(linear: Linear, facts: Facts) -> bool:
+    """Return whether Dynamo splits the graph of a layer at DDP's buckets.
+
+    Run: ``research/versions/ddp_and_compile.md``. The backend "eager" runs the graph as it is.
+    """
+    distributed, dynamo = facts.training.distributed, facts.training.dynamo
+    if distributed is None or distributed.wrapper != "DDP" or not distributed.optimize_ddp:
+        return False
+    if dynamo.disabled or facts.get("observed.steps_ms"):
+        return False
+    marks = (mark.name for mark in facts.training.compile_marks if mark.backend != "eager")
+    return is_below(linear, distributed.get("wrapper_at") or "") and any(is_below(linear, at) for at in marks)
+
+
 LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {
     "stack": lambda linear, name, facts: linear.stack == name,
     "kind": lambda linear, pattern, facts: re.search(pattern, linear.kind) is not None,
@@ -135,7 +156,8 @@ LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {
     ),
     "trained": lambda linear, yes, facts: linear.requires_grad == yes,
     "compiled": lambda linear, yes, facts: linear.compiled is not None,
-    "bias": lambda linear, yes, facts: linear.bias,
+    "frozen_first": lambda linear, yes, facts: _is_frozen_first(linear, facts.network.fp8),
+    "split_by_ddp": lambda linear, yes, facts: is_split_by_ddp(linear, facts),
     "checkpoint": lambda linear, library, facts: region_of(linear, facts, library) is not None,
     "accumulates": lambda linear, yes, facts: facts.workload.accumulate > 1,
     "variable": lambda linear, name, facts: facts.environment.variables.get(name, "0") != "0",
@@ -160,11 +182,6 @@ JOB: dict[str, Callable[[Facts], bool]] = {
     ),
     "takes torchao": lambda facts: [*facts.environment.backend_imports][:1] == ["AO"],
     "takes te": lambda facts: [*facts.environment.backend_imports][:1] == ["TE"],
-    "is split by DDP": lambda facts: (
-        facts.get("training.distributed.wrapper") == "DDP"
-        and bool(facts.get("training.distributed.optimize_ddp"))
-        and not facts.get("observed.steps_ms")
-    ),
     "is in FSDP1": lambda facts: facts.get("training.distributed.wrapper") == "FSDP1",
     "is in FSDP2": lambda facts: facts.get("training.distributed.wrapper") == "FSDP2",
     "uses FSDP": lambda facts: facts.environment.variables.get("ACCELERATE_USE_FSDP", "").lower() == "true",

@@ -28,8 +28,10 @@ def examine_distributed(tree: Tree) -> Distributed | None:
     sharded = {
         place.name: shards for place in tree.places if (shards := pieces(fsdp2_weight(place))) is not None
     }
+    kind, at = wrapper(tree) or (None, None)
     groups = [amax_group(place.module) for place in tree.places]
-    config, backend = torch_private.config(), None
+    config = torch_private.config()
+    backend = None
     with suppress(RuntimeError, ValueError):  # nothing is sent
         backend = str(torch.distributed.get_backend())
     return Distributed(
@@ -37,20 +39,21 @@ def examine_distributed(tree: Tree) -> Distributed | None:
         fsdp2_linears=tuple(sharded),
         shards=max(sharded.values(), default=None),
         backend=backend,
-        wrapper=wrapper(tree),
+        wrapper=kind,
+        wrapper_at=at,
         amax_ranks=max((torch.distributed.get_world_size(each) for on, each in groups if on), default=None),
         optimize_ddp=None if config is None else config.optimize_ddp in (True, "ddp_optimizer"),
     )
 
 
-def wrapper(tree: Tree) -> Wrapper | None:
-    """Return the data-parallel wrapper (``replicate`` leaves none)."""
+def wrapper(tree: Tree) -> tuple[Wrapper, str] | None:
+    """Return the data-parallel wrapper (``replicate`` leaves none) and its module."""
     for place in tree.places:
         for each in place.modules:
             for known in WRAPPERS.keys() & {*lineage(type(each))}:
-                return WRAPPERS[known]
+                return WRAPPERS[known], place.name
         if is_fsdp2(place):
-            return "FSDP2"
+            return "FSDP2", place.name
     return None
 
 

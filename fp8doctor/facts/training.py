@@ -81,6 +81,8 @@ class Distributed(Record, frozen=True, kw_only=True):
     """Of the default process group: ``nccl``, ``cpu:gloo,cuda:nccl``, ...; None if it cannot be read."""
     wrapper: Literal["DDP", "FSDP1", "FSDP2"] | None = NOT_RECORDED
     """The outermost wrapper that keeps the processes' weights in sync; None without one."""
+    wrapper_at: str | None = NOT_RECORDED
+    """Name of the module that it is around; the empty name is the whole model. None without one."""
     amax_ranks: int | None = NOT_RECORDED
     """Processes over which delayed scaling of Transformer Engine reduces amax; None if no layer does."""
     optimize_ddp: bool | None = NOT_RECORDED

@@ -192,9 +192,9 @@ def config_features(config: Any) -> Features:
     for name in ("kernel_preference", "gemm_kernel_choice"):
         if isinstance(value := read(config, name), Enum):
             features["emulate"] = _word(value) == "emulated"
-    name = "pad_token_groups_for_grouped_mm"
-    if isinstance(value := read(config, name), bool):
-        features[name] = value
+    for name in ("wgrad_with_hp", "pad_token_groups_for_grouped_mm"):
+        if isinstance(value := read(config, name), bool):
+            features[name] = value
     return features
 
 

@@ -208,7 +208,7 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: not name
     ),
     "kv cache": Script(("CMP005",), model=LLAMA.replace("llama()", "llama(use_cache=True)"), compile=COMPILE),
     "mxfp8 with biases": Script(
-        ("ENV005",),
+        ("bias-dropped",),
         model=LLAMA.replace("llama()", "llama(attention_bias=True, mlp_bias=True)"),
         convert=MXFP8,
     ),

@@ -11,7 +11,7 @@ from torch import nn
 from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 from torchao.prototype.moe_training.tensor import MXFP8TrainingWeightWrapperTensor
 
-MUST = ("GPU002", "ENV005")
+MUST = ("GPU002", "bias-dropped")
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "STP004")
 
 

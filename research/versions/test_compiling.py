@@ -14,7 +14,7 @@ from fp8doctor.trial.measure.evidence import _left_eager
 from tests.checks.compilation.test_compile_without_effect import linear, stack
 from tests.checks.compilation.test_recompilation import AGAIN, cached, text
 from tests.checks.models import by_block
-from tests.checks.rules import Look, finding_of, found_by, outcome_of
+from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.checks.trials import tried
 
 
@@ -84,4 +84,4 @@ def shrinking(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 )
 def test_lengths_that_vary() -> None:
     facts = tried(numbered(1), torch.ones(16, 16), "as_is", training_step=shrinking)
-    assert found_by(AGAIN, facts).severity == "warning"
+    assert (found_by(AGAIN, facts).severity, fix_of(AGAIN, facts).name) == ("warning", "pad-to-few-lengths")

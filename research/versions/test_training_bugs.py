@@ -18,7 +18,6 @@ from fp8doctor.analysis.training_bugs import bugs_of, training_bugs
 from fp8doctor.facts import Facts
 from tests.checks.checkpointing.test_recompute_not_fp8 import with_te_checkpoint
 from tests.checks.environment.test_incompatible_versions import with_releases
-from tests.checks.models import mxfp8
 from tests.checks.rules import found_by
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -106,11 +105,6 @@ QUANTIZED = {"quant_recipe": object(), "fp8": None}
 IN_FP8 = {"primary_weights_in_fp8": True}
 
 JOBS: dict[str, tuple[Callable[[], Any], dict[str, str], dict[str, str]]] = {
-    "MXFP8 drops the bias": (
-        lambda: mxfp8(nn.Sequential(nn.Linear(64, 64).bfloat16()), emulated=True),
-        {"torchao": "0.18.0"},
-        {"torchao": "0.19.0"},
-    ),
     "checkpointing stops the update of gradient scales": (
         lambda: ran(with_te_checkpoint(linear()), linear()),
         {"transformer_engine": "1.11.0+4df8488"},

@@ -1,14 +1,15 @@
 """The table of releases that do not work, and the conditions of its rows."""
 
 import re
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 
-from fp8doctor.analysis.training_bugs import TrainingBug, training_bugs
-from fp8doctor.checks.environment.incompatible_versions import SILENT
-from fp8doctor.facts import Accelerate, Facts, Package
+from fp8doctor.analysis.training_bugs import TrainingBug, bugs_of, training_bugs
+from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT
+from fp8doctor.facts import Accelerate, Facts, Package, if_recorded
 from tests.checks.environment.test_incompatible_versions import VERSIONS, with_releases
 from tests.checks.rules import finding_of
 
@@ -22,6 +23,37 @@ def test_each_row_has_a_source_and_a_release_that_is_not_affected(bug: TrainingB
     assert "\\n" not in bug.lines
     for fixed in re.findall(rf"{bug.library}(?:-core)?>=([\d.]+)[\"}}]", bug.lines):
         assert fixed not in SpecifierSet(bug.versions)
+
+
+def split(facts: Facts = FIRES, **of_layers: Any) -> bool:
+    layers = tuple(replace(each, **of_layers) for each in facts.network.linears if each.stack == "torchao")
+    found = if_recorded(bugs_of, replace(facts, network=replace(facts.network, linears=layers))) or ()
+    return any(bug.name == "DDP splits the graphs of compiled layers" for bug, _ in found)
+
+
+def changed(part: str, **changes: Any) -> Facts:
+    return replace(
+        FIRES, training=replace(FIRES.training, **{part: replace(getattr(FIRES.training, part), **changes)})
+    )
+
+
+def test_when_ddp_splits_the_graph_of_fp8_layers() -> None:
+    (mark,) = FIRES.training.compile_marks
+    eager = replace(FIRES.training, compile_marks=(replace(mark, backend="eager"),))
+    assert split()
+    for facts in (
+        changed("dynamo", disabled=True),
+        changed("distributed", wrapper="FSDP2"),
+        changed("distributed", optimize_ddp=False),
+        changed("distributed", wrapper_at="generator"),
+        replace(FIRES, training=eager),
+    ):
+        assert not split(facts)
+    assert not split(compiled=None)
+    assert not split(requires_grad=False)
+    assert not split(kind="torchao.prototype.mx_formats.mx_linear.MXLinear")
+    assert split(with_releases(FIRES, torchao="0.12.0+git1234"))
+    assert not split(with_releases(FIRES, torchao="0.13.0+cu128"))
 
 
 def asked(*, prepared: bool = False, by: str = "variable", backend: str = "AO", **packages: str) -> Facts:

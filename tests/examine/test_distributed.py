@@ -55,6 +55,7 @@ def test_ddp_and_fsdp1(eight: None) -> None:
     assert distributed(torch.compile(nn.parallel.DistributedDataParallel(blocks()))).wrapper == "DDP"
     sharded = FullyShardedDataParallel(blocks(), device_id=torch.device("cpu"), use_orig_params=True)
     assert distributed(sharded).wrapper == "FSDP1"
+    assert distributed(sharded).wrapper_at == ""
 
 
 def test_whether_dynamo_cuts_at_ddps_buckets(eight: None) -> None:

@@ -4,7 +4,8 @@ A conversion makes new layers, which lose hooks, `compile()` or a subclass's own
 Weights become new Parameters if Accelerate takes Transformer Engine, or torchao wraps them for FSDP's float8
 all-gather. Then the optimizer holds the old ones, so layers do not learn. A LoRA base loses
 `requires_grad=False`, a head its tie to the embedding. Accelerate wraps torchao's weights even on one GPU:
-one SGD step changed no converted weight. safetensors cannot write wrapped weights.
+one SGD step changed no converted weight. MXFP8 wrappers of torchao 0.17 and 0.18 lose biases, and safetensors
+cannot write wrapped weights.
 
     accelerator = Accelerator(mixed_precision="fp8")   # before
 
@@ -15,6 +16,7 @@ In your own code convert first; then tie weights, add hooks, compile, and create
 if another optimizer updates these parameters, if you want untied weights, or never save the model. Lost hooks
 and forwards are seen only if fp8doctor loads your model file.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/ao.py
+https://github.com/pytorch/ao/issues/4846
 """
 
 from typing import Any
@@ -112,11 +114,18 @@ def _converted(layer: kit.Linear, *, outside: int = 0, **seen: Any) -> kit.Facts
 
 
 ALL_GATHER = "WeightWithDynamicFloat8CastTensor"
+MXFP8 = kit.float8(
+    kind="torch.nn.modules.linear.Linear",
+    recipe="mxfp8",
+    weight_class="torchao.prototype.moe_training.tensor.MXFP8TrainingWeightWrapperTensor",
+    bias=True,
+)
 
 FIRES = (
     _converted(kit.float8("up.base_layer", adapter="base"), outside=1),
     _converted(kit.float8(), untied=(("lm_head.weight", "embed.weight"),)),
     _converted(kit.float8(weight_class=ALL_GATHER)),
     _converted(kit.float8(), without_hooks=("up",)),
+    _converted(MXFP8),
 )
 SILENT = _converted(kit.float8())

@@ -1,10 +1,16 @@
-"""What the new layers of a conversion do not have any more: ties, hooks, forwards, a storage."""
+"""What the new layers of a conversion do not have any more: ties, hooks, forwards, biases, a storage."""
+
+from packaging.version import Version
 
 from fp8doctor import kit
 
 ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
 """torchao's wrapper for FSDP's float8 all-gather, without the storage for which safetensors asks. Source:
 ``torchao/float8/fsdp_utils.py``, 0.10 to 0.18."""
+
+DROPS_BIAS = Version("0.17"), Version("0.19.dev0")
+"""First torchao whose MXFP8 wrapper omits the bias, and the first that may not. Run in 0.18, read in 0.17;
+ao#4846."""
 
 CONVERT_FIRST = kit.Treatment(
     name="convert-first",
@@ -61,6 +67,37 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         f"loaded. {len(set(names))} of them lost something that nobody put back.",
         evidence={"converted": seen.linears, "lost": len(names), "first": names[0]},
         treatment=kit.keep_in_bf16(seen.without_forward, facts) if seen.without_forward else CONVERT_FIRST,
+    )
+
+
+@kit.check(
+    "MOD007",
+    "bias-dropped",
+    severity="error",
+    was="MOD013",
+    explained_by=("no-fp8-tensor-cores", "recipe-unsupported"),
+    **kit.NO_FP8_STEP,
+)
+def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    mxfp8 = [each for each in facts.network.fp8 if kit.conversion.is_mxfp8(each)]
+    wrapped = [each for each in mxfp8 if not kit.cost.is_grouped(each)]
+    if not wrapped:
+        return kit.NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
+    biased, found = [each for each in wrapped if each.bias], kit.installed(facts, "torchao")
+    drops = found is not None and DROPS_BIAS[0] <= found < DROPS_BIAS[1]
+    dropped = [each for each in biased if drops and not each.features.get("own_forward")]
+    if not biased:
+        return None
+    if not dropped:
+        raise kit.Unrecorded(kit.Linear, "features", "nothing shows whether the wrapper adds the bias")
+    return kit.Finding(
+        title=f"{kit.plural(len(dropped), 'MXFP8 layer')} "
+        f"{'loses its' if len(dropped) == 1 else 'lose their'} bias{kit.named(dropped, len(wrapped))}",
+        explanation=f"torchao {found} multiplies input and weight and omits "
+        "the bias. The output is wrong, and the bias gets no gradient.",
+        evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
+        breaks="layers_do_not_learn",
+        treatment=kit.conversion.mxfp8_without_biases("biases-in-float8", facts),
     )
 
 

@@ -28,12 +28,14 @@ def test_a_backend_without_kernels_and_the_users_line_without_it(look: Look) -> 
     assert outcome_of(VAIN, facts) == "silent"
 
 
-def test_dynamo_switched_off(look: Look) -> None:
+def test_dynamo_switched_off(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     model = float8(Block())
     model.compile()
     assert outcome_of(VAIN, look(model)) == "silent"
     with torch._dynamo.config.patch(disable=True):
-        assert fix_of(VAIN, look(model)).name == "enable-dynamo"
+        assert fix_of(VAIN, look(model)).code == "torch._dynamo.config.disable = False"
+        monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")  # before torch 2.8 any value switches it off
+        assert fix_of(VAIN, look(model)).code == "unset TORCH_COMPILE_DISABLE"
 
 
 def test_torchdynamo_disable(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,18 +92,18 @@ def test_far_fewer_gemms_than_the_layers_should_run(counted: int, fires: bool) -
 
 
 @pytest.mark.parametrize(
-    "build",
+    ("build", "treatment"),
     [
-        lambda emulate: float8(mlp(), emulate=emulate),
-        lambda emulate: mxfp8(mlp(), emulated=emulate),
+        (lambda emulate: float8(mlp(), emulate=emulate), "real-fp8-kernel"),
+        (lambda emulate: mxfp8(mlp(), emulated=emulate), "real-mx-kernel"),
     ],
 )
 def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
-    look: Callable[..., Facts], build: Callable[[bool], nn.Module]
+    look: Callable[..., Facts], build: Callable[[bool], nn.Module], treatment: str
 ) -> None:
     facts = look(build(True))
     assert found_by(EMULATED, facts).evidence["emulated_layers"] == 2
-    assert fix_of(EMULATED, facts).name == "real-fp8-kernel"
+    assert fix_of(EMULATED, facts).name == treatment
     assert outcome_of(EMULATED, look(build(False))) == "silent"
     assert outcome_of(EMULATED, look(mlp())) == "not_applicable"
     none_ran = Trial(device="cuda", arms=(Arm(name=ArmName.AS_IS, tried=False, why=Reason.NO_FP8_GEMM),))

@@ -6,17 +6,24 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.utils import AORecipeKwargs
+from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.quantization import quantize_
 
+from fp8doctor import inspect_model
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 from fp8doctor.examine.fp8_conversion import ConversionWatch
+from fp8doctor.facts import Package
+from tests import prototypes
+from tests.checks import models
 from tests.checks.engagement.accelerated import Linear, prepare
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.examine.models import llama, lora
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 
 OUTSIDE, UNTIED, UNSAVED = "parameters-without-optimizer", "tied-weights-untied", "cannot-be-saved"
+BIAS = "bias-dropped"
 
 
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -144,3 +151,53 @@ def test_what_saves_a_model_decides(look: Look, forget_accelerate: None, tmp_pat
     assert found_by(UNSAVED, look(model)).severity == "warning", "another format may be asked for"
     with pytest.raises(RuntimeError, match="invalid python storage"):
         accelerator.save_model(model, str(tmp_path))
+
+
+class Net(nn.Module):
+    """As Qwen2: a bias in one projection, none in the other, and a head that stays in 16 bits."""
+
+    def __init__(self, biases: tuple[bool, bool]) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Linear(64, 64, bias=each) for each in biases)
+        self.head = nn.Linear(64, 64)
+
+
+def built(*biases: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return Net(biases or (True, False)).bfloat16()  # type: ignore[arg-type]
+
+
+def is_body(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear) and name != "head"
+
+
+def mxfp8(model: nn.Module) -> nn.Module:
+    return models.mxfp8(model, emulated=True, keep=("head",))  # type: ignore[no-any-return]
+
+
+def test_mxfp8_layers_lose_their_bias(look: Look) -> None:
+    layer = nn.Linear(64, 64, dtype=torch.bfloat16)
+    nn.init.constant_(layer.bias, 100.0)
+    models.mxfp8(layer, emulated=True)
+    if layer(torch.zeros(32, 64, dtype=torch.bfloat16) + 1e-3).float().mean() > 50:
+        pytest.skip("this torchao adds the bias")
+    model = mxfp8(built())
+    state = torch.random.get_rng_state()
+    report = inspect_model(model, trial=False)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert found_by(BIAS, report.facts).evidence["first"] == "up"
+    assert report.verdict.status == "layers_do_not_learn"
+    code = fix_of(BIAS, report.facts).code
+    assert "layer.bias is None" in code, "the real kernel does not lose it either"
+    assert finding_of(BIAS, look(mxfp8(built(False, False)))) is None
+    float8 = built()
+    quantize_(float8, prototypes.float8(float8_linear_recipe="tensorwise"), filter_fn=is_body)
+    assert outcome_of(BIAS, look(float8)) == "not_applicable"
+
+
+def test_the_bias_goes_by_the_version(look: Look) -> None:
+    facts = look(mxfp8(built()))
+    for version, outcome in (("0.18.0", "fires"), ("0.19.0", "unknown")):
+        packages = {"torchao": Package(version=version, imported=True)}
+        there = replace(facts, software=replace(facts.software, packages=packages))
+        assert outcome_of(BIAS, there) == outcome
