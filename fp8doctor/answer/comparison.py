@@ -70,6 +70,10 @@ def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
     if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.late_fp8):
         return found
     estimate = if_recorded(_estimated, view, findings, tuple(steps))
+    if found and found.bf16 and estimate and estimate.fp8 and estimate.speedup:
+        bf16_ms, speedup = found.bf16.ms.value, estimate.speedup
+        ms = Number(bf16_ms / speedup.value, bf16_ms / speedup.high, bf16_ms / speedup.low, "modelled")
+        return replace(found, fp8=replace(estimate.fp8, ms=ms), speedup=speedup, gpu=estimate.gpu)
     now = view.watched
     return found or estimate or Comparison(now=now, fp8=now if now and now.in_fp8 else None)
 
@@ -93,6 +97,9 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     speedup = over(fp8, bf16) if fp8 else None
     late = estimated if speedup and speedup.basis != "measured" else None
     end = view.end if view.end and steps else now
+    if now is None:
+        names = {step.treatment.name for step in steps}
+        end = next((each for each in view.in_fp8 if {*each.changes} == names), None)
     if view.own_bf16_left_out and stays_in_bf16(steps):
         end = None  # the lines keep the user's own compile, under which BF16 was not timed
     changed = end if end is not now else None
