@@ -10,9 +10,9 @@ decoders' steps in compiled FP8.
     import torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # after
 
-Adam, AdamW and SGD have one. Ignore it if your optimizer's settings do not work with
-the fused form. An optimizer that is already fused is not reported, even if its share is large, as with few
-tokens and many parameters.
+Adam, AdamW and SGD have a fused form. Ignore it if your optimizer's settings do not work with that form. An
+optimizer that is already fused is not reported, even if its share is large, as with few tokens and many
+parameters.
 https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 """
 
