@@ -32,7 +32,7 @@ from fp8doctor.diagnosis.engagement import without_fp8
 from fp8doctor.diagnosis.estimate import compiles, why_not_estimated
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Basis, Finding, Outcome
+from fp8doctor.finding import Basis, Finding, Outcome, Saving
 from fp8doctor.recipes import low_precision
 
 MOST_CAUSES = 2
@@ -147,6 +147,14 @@ class Answer(Struct, frozen=True):
         """Number the fixes that make the plan's end if others of the plan were not timed; else empty."""
         late, every = _untimed(self.fixes), range(1, len(self.fixes) + 1)
         return () if self.leaves_fp8 or not late else tuple(each for each in every if each not in late)
+
+    @property
+    def largest_saving(self) -> tuple[int, Saving] | None:
+        """Return the fix with the largest saving by its number, and that saving; None without one."""
+        known = [(at, each.saving_ms) for at, each in enumerate(self.fixes, 1) if each.saving_ms]
+        return max(
+            (each for each in known if each[1].middle > 0), key=lambda each: each[1].middle, default=None
+        )
 
     @property
     def leaves_fp8(self) -> bool:

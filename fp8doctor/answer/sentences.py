@@ -294,10 +294,9 @@ def _then(said: Answer) -> Iterator[Line]:
     same = end is not None and compared.now is not None and end.name == compared.now.name
     if end is None or not said.fixes or (same and gain is None and than_bf16 is None):
         if said.fixes and not (mends or said.fits_in_gib):
-            most = max(said.fixes, key=lambda each: each.saving_ms.middle if each.saving_ms else 0.0)
-            by = f"fix {said.fixes.index(most) + 1} " * (len(said.fixes) > 1)
-            gives = most.saving_ms and f"{by}{saves(most.saving_ms)}"
-            yield say("then.mended", mended=gives) if gives else say("then.unknown")
+            number, saving = said.largest_saving or (0, None)
+            by = f"fix {number} " * (len(said.fixes) > 1)
+            yield say("then.mended", mended=f"{by}{saves(saving)}") if saving else say("then.unknown")
         return
     timed = end.ms.basis == "measured"
     shown = [each for each in (compared.fp8, compared.bf16) if each and _shows_both(said)]
