@@ -55,7 +55,6 @@ EXCEPTION = re.compile(
 )
 """The beginning of an exception, except one that only tells of another process's."""
 
-
 OF_AN_ERROR = re.compile(
     r"error|exception|assert|fail|killed|\b(must|expect|unable|can ?not|unsupported|not)\b", re.I
 )

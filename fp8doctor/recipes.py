@@ -61,11 +61,6 @@ class Recipe(Struct, frozen=True, kw_only=True):
     treatment: str = ""  # name of the treatment that changes to it
     converts: bool = False  # the trial converts a model without FP8 with it
 
-    @property
-    def host_timed(self) -> bool:
-        """Return whether the host was ever timed launching it: nobody here had a Blackwell."""
-        return self.first < (10, 0)
-
 
 class Stack(Struct, frozen=True, kw_only=True):
     """The properties of one FP8 implementation, except how its layers are recognized."""
@@ -355,13 +350,6 @@ def low_precision(linears: Iterable[Linear]) -> str:
     recipes = (RECIPES.get((each.get("stack", ""), each.get("recipe") or ""), UNKNOWN) for each in training)
     found = {{"mx": "MXFP8", "nvfp4": "NVFP4"}.get(each.mark, "FP8") for each in recipes}
     return found.pop() if len(found) == 1 else "FP8"
-
-
-def scaled_like(linear: Linear) -> Recipe:
-    """Look up a layer's recipe; without a record, by its class and its weight's class."""
-    words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
-    marked = (each for each in of_stack(linear.stack) or of_stack("torchao") if each.mark)
-    return next((each for each in marked if each.mark in words), recipe_of(linear))
 
 
 @cache

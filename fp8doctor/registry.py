@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.areas import AREAS, RETIRED, SEVERITIES, Severity
 from fp8doctor.errors import UserError
@@ -224,7 +225,7 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
             causes = [it for key in each.explained_by for it in found.get(key, ()) if it is not answer]
             if all(it.code != each.code or it.severity == "info" for it in causes):
                 codes = tuple(dict.fromkeys(it.code for it in causes if it.code != each.code))
-                findings.append(msgspec.structs.replace(answer, caused_by=codes))
+                findings.append(replace(answer, caused_by=codes))
             answer = Outcome(code=each.code, outcome="fires", area=each.area)
         known = outcomes.get(each.code, answer)
         outcomes[each.code] = min(known, answer, key=lambda each: GRAVEST_FIRST.index(each.outcome))
@@ -272,9 +273,7 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     if isinstance(answer, NotApplicable):
         return outcome("not_applicable", answer.reason)
     severity = answer.severity or check.severity
-    return msgspec.structs.replace(
-        answer, code=check.code, name=check.name, area=check.area, severity=severity
-    )
+    return replace(answer, code=check.code, name=check.name, area=check.area, severity=severity)
 
 
 def why_missing(facts: Facts, path: str) -> str:

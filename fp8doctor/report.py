@@ -124,7 +124,6 @@ class Report(Shown, Document, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, document: Document) -> Report:
-        """Wrap a document."""
         fields = {name: getattr(document, name) for name in cls.__struct_fields__}
         return cls(**fields | {"prescription": Prescription(document.prescription, document.facts)})
 

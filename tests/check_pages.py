@@ -34,7 +34,6 @@ the thread expects it. On recipes, only warnings and errors count.
 
 """
 
-
 SHELL = re.compile(
     r"(#|(accelerate|export|fp8doctor|nvidia-smi|pip|python|sudo|top|torchrun|unset|[A-Z0-9_]+=\S+)\s)"
 )

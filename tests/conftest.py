@@ -33,11 +33,9 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = ("ACCELERATE_", "TORCHDYNAMO_", "TORCH_COMPILE_", "NVTE_", "UNSLOTH_")
 """Prefixes of variables that change what is diagnosed, whoever runs the tests."""
 
-
 COLLECT_AT = (100_000, 50, 100)
 """Thresholds of the garbage collector. At its own (700, 10, 10) it takes a fifth of the time of a process
 that has imported torch: 93 s of CPU for 1,497 tests, 75 s at these (Python 3.11)."""
-
 
 settings.register_profile(
     "gate", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor import api
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -19,4 +19,4 @@ def looked(model: Any, batch: Any = None, *, assume_gpu: str | None = None, **gi
     job = api._job(model, batch, **{**UNGIVEN, **given})
     facts = with_forward(job, examine(job))
     gpu = assume_gpu and gpu_spec(assume_gpu).name
-    return Report.of(diagnose(msgspec.structs.replace(facts, assumed_gpu=gpu)))
+    return Report.of(diagnose(replace(facts, assumed_gpu=gpu)))

@@ -32,7 +32,6 @@ job = Job(model=model, target=target, workload=Workload(tokens=64), trainer=trai
 print(json.dumps(examine(job).to_dict()))
 """
 
-
 SERVER = """
 import gc, json, os, sys, traceback
 gc.set_threshold(100_000, 50, 100)

@@ -82,7 +82,6 @@ ANSWERED = dict(line.split("\t", 1) for line in ANSWERS.read_text("utf-8").split
 
 EXPLAIN = re.compile(r"fp8doctor explain ((?:[A-Z]{3,5}\d{3} ?)+)")
 
-
 SCRIPT = Script((TESTS.parent / "examples" / "plain_loop.py").read_bytes())
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -29,7 +29,7 @@ def timed(as_is_ms: float, spread: float = 0.0) -> Facts:
         Arm(name="bf16", tried=True, reason=None, step_ms=100.0, rounds_ms=(100.0,) * 6),
     )
     trial = Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=arms, reliable=True)
-    return msgspec.structs.replace(DECODER_468M, trial=trial)
+    return replace(DECODER_468M, trial=trial)
 
 
 NO_MODEL = Facts(target=Target(kind="file", name="model.py", attribute=None), gaps={"network": "no GPU"})
@@ -39,33 +39,33 @@ def timed_apart() -> Facts:
     """Times whose quotient, 100.0 / 95.0, is not the median of the quotients round by round, 1.06."""
     facts = timed(95.0)
     as_is, bf16 = facts.trial.arms
-    arms = as_is, msgspec.structs.replace(bf16, rounds_ms=(101.0,) * 6)
-    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+    arms = as_is, replace(bf16, rounds_ms=(101.0,) * 6)
+    return replace(facts, trial=replace(facts.trial, arms=arms))
 
 
 def on_cpu(as_is_ms: float) -> Facts:
     """The same, timed on a CPU."""
     facts = timed(as_is_ms)
-    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device="cpu", gpu=None))
+    return replace(facts, trial=replace(facts.trial, device="cpu", gpu=None))
 
 
 def watched_on_cpu(step_ms: float) -> Facts:
     """A script on a CPU, whose own steps took so long under ``fp8doctor run``."""
     steps = tuple(step_ms + each for each in (-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0))
-    return msgspec.structs.replace(DECODER_468M, observed=Observation(steps_ms=steps, clock="host"))
+    return replace(DECODER_468M, observed=Observation(steps_ms=steps, clock="host"))
 
 
 def without_fp8(**converter: Any) -> Facts:
     """A model whose layers are plain Linears, after a call of a converter if there is one."""
     plain = tuple(
-        msgspec.structs.replace(each, kind="torch.nn.modules.linear.Linear", stack="torch", use="none")
+        replace(each, kind="torch.nn.modules.linear.Linear", stack="torch", use="none")
         for each in DECODER_468M.network.linears
     )
-    network = msgspec.structs.replace(DECODER_468M.network, linears=plain)
+    network = replace(DECODER_468M.network, linears=plain)
     training = DECODER_468M.training
     if converter:
-        training = msgspec.structs.replace(training, converter=Converter(**converter))
-    return msgspec.structs.replace(DECODER_468M, network=network, training=training)
+        training = replace(training, converter=Converter(**converter))
+    return replace(DECODER_468M, network=network, training=training)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs |= {"cpu": on_cpu(80.0), "cpu90": on_cpu(90.0), "watched": watched_on_cpu(80.0)}
     jobs |= {"watched90": watched_on_cpu(90.0), "bf16": without_fp8(), "apart": timed_apart()}
     jobs |= {"filtered": without_fp8(called=True, replaced=0), "empty": NO_MODEL}
-    jobs["healthy"] = msgspec.structs.replace(
-        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=())
-    )
-    jobs["unread"] = msgspec.structs.replace(DECODER_468M, network=Network(parameters=7))
+    jobs["healthy"] = replace(DECODER_468M, network=replace(DECODER_468M.network, linears=()))
+    jobs["unread"] = replace(DECODER_468M, network=Network(parameters=7))
     for name, facts in {**jobs, "untimed": DECODER_468M}.items():
         Report.of(diagnose(facts)).save(folder / f"{name}.json")
     return folder
@@ -209,9 +207,9 @@ def test_a_gate_that_is_missed_or_cannot_be_held_says_why() -> None:
 def another(**parts: Any) -> Facts:
     """The job of 90 ms with another GPU, model or batch, or with one of them unknown."""
     facts = timed(90.0)
-    return msgspec.structs.replace(
+    return replace(
         facts,
-        **{name: msgspec.structs.replace(getattr(facts, name), **part) for name, part in parts.items()},
+        **{name: replace(getattr(facts, name), **part) for name, part in parts.items()},
     )
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torchao.float8 import convert_to_float8_training
 
 import fp8doctor
@@ -57,7 +57,7 @@ def test_scalars_for_a_tracker() -> None:
 
 def test_times_of_a_cpu_are_no_scalars(report: Report) -> None:
     observed = Observation(clock="host", steps_ms=(5.0,) * 10)
-    watched = Report.of(diagnose(msgspec.structs.replace(report.facts, observed=observed)))
+    watched = Report.of(diagnose(replace(report.facts, observed=observed)))
     said = {name.rpartition("/")[2] for name in watched.scalars()}
     assert said <= {"estimated_speedup_x", "errors", "warnings"}
 
@@ -185,10 +185,10 @@ def test_raise_for_is_a_gate(report: Report) -> None:
     assert [finding.code for finding in failed.value.findings] == ["CMP001"]
     with pytest.raises(ValueError, match="severity is one of"):
         report.raise_for("fatal")  # type: ignore[arg-type]
-    verdict = msgspec.structs.replace(report.verdict, status="fp8_not_engaged")
+    verdict = replace(report.verdict, status="fp8_not_engaged")
     with pytest.raises(ReportFailed):
-        msgspec.structs.replace(report, findings=(), verdict=verdict).raise_for()
-    empty = msgspec.structs.replace(Report.of(diagnose(Facts())), findings=())
+        replace(report, findings=(), verdict=verdict).raise_for()
+    empty = replace(Report.of(diagnose(Facts())), findings=())
     assert empty.worst() is None
     assert not empty.reaches("info")
 

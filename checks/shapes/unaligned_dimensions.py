@@ -26,7 +26,6 @@ from fp8doctor import kit
 WORTH_PCT = 5.0
 """Percent of the step from which padding in 16 bits is worth it: twice a step's noise, and a margin."""
 
-
 MOST = 0.5
 """Share of the FP8 layers above which their sides are the model's widths, which may be padded. Fewer may be
 over classes or patches, and stay out of the conversion."""

@@ -92,13 +92,15 @@ def kept_gib(facts: Facts) -> float | None:
     kept_layers, begins = [], dict[str, tuple[int, float]]()
     last = {each.layer.rpartition(".")[2] for each in linears}
     attends = has_vocabulary(facts.network) and not last.isdisjoint(QUERIES + FUSED_QUERIES)
-    factor = KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
+    factor, autocast = KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0, facts.get("training.autocast")
     for linear in linears:
         if linear.role == "head":
             continue
-        alone = linear.compiled is not None or (linear.adapter == "adapter" and linear.dtype == "float32")
-        sides, bytes_each = (linear.in_features, linear.out_features), _bytes_each(linear, facts)
-        more = bytes_each if alone else bytes_each * factor
+        adapter_in_fp32 = linear.adapter == "adapter" and linear.dtype == "float32"
+        in_fp32 = linear.adapter is None and linear.multiplies_in == "float32" and not autocast
+        bytes_each = 4.0 if adapter_in_fp32 or in_fp32 else 2.0
+        sides = linear.in_features, linear.out_features
+        more = bytes_each if adapter_in_fp32 or linear.compiled is not None else bytes_each * factor
         kept_layers.append(kept_of(linear, rows[linear.name], bytes_each=more, sides=sides))
         region = kept_layers[-1].region if linear.adapter != "adapter" else None
         if region:  # its input is that of the first layer with the most rows
@@ -122,10 +124,3 @@ def dequantized_gib(facts: Facts) -> float:
         if each.use == "storage" and not again:
             kept[each.get("checkpointed")] += 2.0 * each.in_features * each.out_features * each.gemms / GIB
     return kept.pop(None, 0.0) + max(kept.values(), default=0.0)
-
-
-def _bytes_each(linear: Linear, facts: Facts) -> float:
-    if linear.adapter == "adapter":
-        return 4.0 if linear.dtype == "float32" else 2.0
-    in_fp32 = linear.multiplies_in == "float32" and facts.get("training.autocast") is None
-    return 4.0 if in_fp32 and linear.adapter is None else 2.0

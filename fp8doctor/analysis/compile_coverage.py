@@ -30,8 +30,6 @@ is. Each is a line of the treatment. A choice of length."""
 
 TORCH_NN = "torch.nn."
 
-WHY_WRAPPED = "# wrapped: before torch 2.14 .compile() in place compiles nothing on classes of torch.nn"
-
 
 def needs_compile(linear: Linear) -> bool:
     """Return whether torch.compile decides this layer's speed."""
@@ -168,7 +166,8 @@ def has_unlike_sizes(network: Network) -> bool:
 
 
 def _with_reason(lines: list[str]) -> list[str]:
-    return [WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in lines) else lines
+    why = "# wrapped: before torch 2.14 .compile() in place compiles nothing on classes of torch.nn"
+    return [why, *lines] if any("torch.compile(" in each for each in lines) else lines
 
 
 def cache_off(facts: Facts) -> str:

@@ -6,9 +6,11 @@ layers that lose."""
 from collections.abc import Callable, Collection
 
 import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import fits_fp8, flops_share_pct, would_be_converted
 from fp8doctor.analysis.recipe_support import unaligned
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost.layer import is_known, linear_cost, recipe_on
 from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
@@ -22,9 +24,6 @@ ERROR = 0.09
 
 MANY_TOKENS = 65_536
 """Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
-
-PAYS_FROM = 1.03
-"""Speedup from which FP8 pays; below it is even. The convention of `fp8doctor.analysis.significance.EVEN`."""
 
 MOST_GROWTH = 16
 """Times its size that a batch may grow to; more asks for another training. A choice."""
@@ -72,8 +71,7 @@ def judged(facts: Facts) -> list[Linear]:
     gpu, fp8 = modelled_gpu(facts), facts.network.fp8
     if gpu is not None:
         fp8 = [
-            msgspec.structs.replace(each, recipe=recipe_on(each, gpu)) if stack_of(each).defaults else each
-            for each in fp8
+            replace(each, recipe=recipe_on(each, gpu)) if stack_of(each).defaults else each for each in fp8
         ]
     known = [each for each in fp8 if is_known(each, gpu) and each.role != "experts" and fits_fp8(each)]
     return [each for each in known if not each.get("features", {}).get("emulate")]
@@ -122,7 +120,7 @@ def crossing(facts: Facts) -> tuple[int, float, float] | None:
 def first_that_pays(tokens: int, speedup_with: Callable[[int], float]) -> tuple[int, float] | None:
     """Double the tokens of a micro-batch until FP8 pays, and tell the speedup; None up to `MANY_TOKENS`."""
     while (tokens := tokens * 2) <= MANY_TOKENS:
-        if (then := speedup_with(tokens)) >= PAYS_FROM:
+        if (then := speedup_with(tokens)) >= 1 + EVEN:
             return tokens, then
     return None
 
@@ -132,7 +130,7 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
 
     If one check leaves a layer out of the conversion, no other may ask for it.
     """
-    gpu, converted = modelled_gpu(facts), msgspec.structs.replace(linear, use="training", recipe=recipe)
+    gpu, converted = modelled_gpu(facts), replace(linear, use="training", recipe=recipe)
     if not is_known(converted, gpu) or linear.role == "experts" or not fits_fp8(linear):
         return False
     gain = gain_of(converted, facts, gpu)
@@ -146,11 +144,11 @@ def _too_small(linear: Linear, facts: Facts) -> bool:
     """
     gpu, by_row = modelled_gpu(facts), recipe_of(linear).granularity == "row"
     rows = None if by_row and is_given(facts) else MANY_TOKENS
-    best = msgspec.structs.replace(linear, recipe="tensorwise") if by_row else linear
+    best = replace(linear, recipe="tensorwise") if by_row else linear
     then = gain_of(best, facts, gpu, rows=rows)
     if then is None:
         return not by_row
-    return speedup([then]) < (1 / (1 + ERROR) if by_row else PAYS_FROM)
+    return speedup([then]) < (1 / (1 + ERROR) if by_row else 1 + EVEN)
 
 
 def losing(facts: Facts, by: float = UNCERTAINTY) -> dict[str, Gain]:

@@ -27,7 +27,6 @@ column of each. Source: torch 2.13."""
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element; every other dtype of a parameter has one."""
 
-
 LEAST_GIB = 0.05
 """GiB below which a number would be shown as 0.0."""
 
@@ -103,7 +102,6 @@ MAY_BE_OFF = 0.75
 whose cross entropy takes logits in 16 bits (h200-gpt_124m_whole). In the median peaks were 4% off. Source:
 `tests.analysis.test_memory`."""
 
-
 LOW = "low-precision weights"
 """What a job is in whose weights are stored in 4 or 8 bits, and not made for FP8 training."""
 
@@ -123,7 +121,6 @@ class Fit(Struct, frozen=True):
         return self.bf16 if self.form == "BF16" else self.fp8
 
     def holds(self, peak: Peak) -> bool:
-        """Return whether this peak fits the GPU."""
         return peak.gib <= USABLE * self.gpu_gib
 
     @property

@@ -20,7 +20,6 @@ from fp8doctor.cost.step_cost import (
     in_bf16,
     in_fp8,
     known_gpu,
-    modelled_saving,
     modelled_step,
     priced_step,
     with_linears,
@@ -55,22 +54,12 @@ Hopper: nothing that was published or recorded is further off, but for jobs whos
 (tests/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
 each, which are 5% off at the most: three times that."""
 
-
-GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
-
-AROUND: tuple[Family, ...] = ("norm", "pointwise", "loss")
-"""What a model counts around the Linears: FP8 changes what adding a bias takes."""
-
-
-def parts_of(fp8_ms: Mapping[Any, float], bf16_ms: Mapping[Any, float], idle_ms: float) -> dict[str, float]:
-    """Name what FP8 takes longer, in ms, by the families of both steps."""
-
-    def longer(*families: Family) -> float:
-        return sum(fp8_ms.get(each, 0.0) - bf16_ms.get(each, 0.0) for each in families)
-
-    around = longer(*AROUND)
-    return {"GEMMs": longer(*GEMMS), "casts": longer("cast"), "norms and pointwise": around, "idle": idle_ms}
-
+PARTS: dict[str, tuple[Family, ...]] = {
+    "GEMMs": ("gemm_fp8", "gemm_16bit", "gemm_fp32"),
+    "casts": ("cast",),
+    "norms and pointwise": ("norm", "pointwise", "loss"),
+}
+"""Parts that FP8 changes -> families. Adding a bias belongs to what the model counts around the Linears."""
 
 IN_KNOWN_FORM = "with layers and an autocast that the cost model knows"
 
@@ -250,13 +239,17 @@ def estimate(
         shown, idle_ms = run.families_ms, max(0.0, run.own_idle_ms - bf16.idle_ms)
     elif run:
         idle_ms = 0.0
+    parts_ms = {
+        part: sum(shown.get(each, 0.0) - bf16.families_ms.get(each, 0.0) for each in families)
+        for part, families in PARTS.items()
+    }
     return Estimate(
         bf16=bf16,
         bf16_ms=bf16_ms,
         now=bounded(now_ms, off if not in_fp8 or quicker is as_is else max(off, OFF)) if now_ms else None,
         best=bounded(best_ms, off),
         fp8_ms=now_ms if as_is and now_ms else best_ms,
-        parts_ms=parts_of(shown, bf16.families_ms, idle_ms),
+        parts_ms=parts_ms | {"idle": idle_ms},
         after=after if not in_fp8 else "" if as_is else after or ONLY_COMPILED,
         recipes=() if in_fp8 else tuple(forms),
         ran_ms=run.ms if run else None,
@@ -361,7 +354,8 @@ class Fixed(NamedTuple):
     @property
     def saving(self) -> Saving:
         off = OFF_IN_BALANCE if self.now.in_balance else UNCERTAINTY
-        return modelled_saving(self.now.step_ms - self.then.step_ms, self.now.gpu, off)
+        ms = self.now.step_ms - self.then.step_ms
+        return Saving(low=ms * (1 - off), high=ms * (1 + off), basis="modelled", gpu=self.now.gpu)
 
 
 def modelled_steps(facts: Facts, fix: Treatment) -> Fixed | None:

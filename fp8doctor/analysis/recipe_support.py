@@ -15,8 +15,8 @@ from fp8doctor.recipes import (
     Recipe,
     VersionNumbers,
     default_recipe,
+    of_stack,
     recipe_of,
-    scaled_like,
     stack_of,
 )
 
@@ -142,8 +142,10 @@ def own_recipes(facts: Facts, opened: bool) -> set[str]:
 
 
 def multiple_of(linear: Linear) -> int:
-    """Return the multiple that this layer's sides need, by its recipe or class."""
-    return scaled_like(linear).multiple
+    """Return the multiple that a layer's sides need, by its recipe; by its class if that was not recorded."""
+    words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
+    marked = (each for each in of_stack(linear.stack) or of_stack("torchao") if each.mark)
+    return next((each for each in marked if each.mark in words), recipe_of(linear)).multiple
 
 
 def unaligned(linear: Linear) -> bool:

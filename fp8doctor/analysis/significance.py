@@ -32,11 +32,9 @@ def interval(samples: Sequence[float]) -> Number:
 EVEN = 0.03
 """A speedup within this of 1 is called even. A convention of this tool."""
 
-
 LITTLE = 1.10
 """Upper bound of FP8's speedup below which its casts leave no gain: the least that torchao reports at 8B (10%
 more throughput)."""
-
 
 Side = Literal["slower", "even", "faster", "open"]
 

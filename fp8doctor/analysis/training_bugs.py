@@ -169,7 +169,6 @@ LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {
 }
 """Condition of an FP8 layer, and of its job, in the table -> whether it holds with the table's value."""
 
-
 JOB: dict[str, Callable[[Facts], bool]] = {
     "asks for FP8": lambda facts: fp8_was_asked_for(facts) is not None,
     "asks by a variable": lambda facts: asked_by_environment(facts.environment.variables) is not None,

@@ -52,7 +52,6 @@ _RECIPE = "recipe-"
 
 
 def changes_recipe(name: str) -> bool:
-    """Return whether the treatment changes torchao's recipe."""
     return name.startswith(_RECIPE)
 
 
@@ -97,18 +96,25 @@ def _recipe_change(of: Recipe) -> TreatmentRecord:
     if of.operands:  # a setting of Float8Linear; other recipes are other layers
         runs = "fp8_recipes.another_recipe"
 
-    def then(facts: Facts, treatment: Treatment) -> Facts:
-        return with_recipe(facts, of.name)
-
-    return TreatmentRecord(of.treatment, of.words, runs, "recipe", changes, recipe=of.name, then=then)
+    return TreatmentRecord(
+        of.treatment,
+        of.words,
+        runs,
+        "recipe",
+        changes,
+        recipe=of.name,
+        then=lambda facts, treatment: with_recipe(facts, of.name),
+    )
 
 
 def _conversion(of: Recipe) -> TreatmentRecord:
-    def then(facts: Facts, treatment: Treatment) -> Facts:
-        return in_fp8(facts, to_convert(facts), of.name)
-
-    name, runs = f"convert-{of.name}", "fp8_recipes.convert"
-    return TreatmentRecord(name, "", runs, "convert", recipe=of.name, then=then)
+    return TreatmentRecord(
+        f"convert-{of.name}",
+        runs="fp8_recipes.convert",
+        family="convert",
+        recipe=of.name,
+        then=lambda facts, treatment: in_fp8(facts, to_convert(facts), of.name),
+    )
 
 
 def _compiled(facts: Facts, treatment: Treatment) -> Facts:
@@ -213,7 +219,6 @@ def after(facts: Facts, treatments: Iterable[Treatment]) -> Facts:
 
 
 def in_words(name: str) -> str:
-    """Name the change as a user calls it."""
     return traits(name).words or name.replace("-", " ")
 
 
@@ -269,7 +274,6 @@ def variant(name: str, fp8: bool, *, own: str = AS_YOU_RUN_IT, change: str = "",
 
 
 def recipe_in_words(name: str) -> str:
-    """Name a recipe as a user calls it."""
     return named(name).words or name
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import click
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
 from fp8doctor.cli.options import WORDS
@@ -61,8 +61,5 @@ def as_typed(report: Document, again: Again) -> Document:
     if added:
         ours = re.sub(r" --budget[ =]\S+", "", again.ours)
         typed[with_more_time(facts)] = f"{begins}{ours} {added} {again.script}".rstrip()
-    opened = [
-        msgspec.structs.replace(each, command=typed.get(each.command, each.command))
-        for each in report.answer.open
-    ]
-    return msgspec.structs.replace(report, answer=msgspec.structs.replace(report.answer, open=tuple(opened)))
+    opened = [replace(each, command=typed.get(each.command, each.command)) for each in report.answer.open]
+    return replace(report, answer=replace(report.answer, open=tuple(opened)))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.answer import machine
@@ -206,7 +206,7 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], **workload:
     wanted = checked_options(options, source, code=source)
 
     examination, printed = examined(target, quiet=wanted.quiet, **workload)
-    facts = msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu)
+    facts = replace(examination.facts, assumed_gpu=wanted.assume_gpu)
     report = diagnose(facts, **wanted.checks)
     failed = examination.problem or (facts.trial.reason if own_step_failed(facts) else None)
     if examination.problem is None:

@@ -64,7 +64,6 @@ class Gate(Struct, frozen=True):
         return exit_code(self.missed(report))
 
     def missed(self, report: Document) -> Iterator[str]:
-        """Explain each requirement that the report misses."""
         if self.require_fp8 and (why := report.why_not_in_fp8()):
             yield f"FP8 is required. {why}"
         if self.fail_on and report.reaches(self.fail_on):

@@ -18,7 +18,6 @@ FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 HELP_ALL = "fp8doctor.help_all"
 """Key in click's context: the help shows every option."""
 
-
 WORDS = "fp8doctor.words"
 """Key: the words behind ``fp8doctor``, the command first; an empty word means examining a target."""
 
@@ -103,7 +102,6 @@ def fail_on(default: str, help: str) -> click.Option:
 
 
 def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Find the GPU's name in the table of datasheets."""
     from fp8doctor.gpus import gpu_spec
 
     return gpu_spec(value).name if value is not None else None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.answer.commands import launcher
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
@@ -123,10 +123,10 @@ def run(*, script: tuple[str, ...], module: bool, **options: Any) -> int:
         if place is not None:
             facts = of_many(facts, place.world_size, seen.ranks)
         if started and recorded(facts, "target"):
-            changed["target"] = msgspec.structs.replace(facts.target, digest=started)
+            changed["target"] = replace(facts.target, digest=started)
         if failed_early(seen):
             changed["script_error"] = scrub(seen.error or "")
-        return diagnose(msgspec.structs.replace(facts, **changed), **wanted.checks)
+        return diagnose(replace(facts, **changed), **wanted.checks)
 
     def early(seen: ScriptState, after_steps: int) -> None:
         if not reports or seen.facts is None:
@@ -177,11 +177,11 @@ def checked_health(options: dict[str, Any], script: Path | None) -> str | None:
 def of_many(facts: Facts, processes: int, ranks: Ranks | None) -> Facts:
     """Add the other processes to the facts of rank 0, and why no copy of it was timed."""
     if ranks is not None:
-        facts = msgspec.structs.replace(facts, ranks=ranks)
+        facts = replace(facts, ranks=ranks)
     if recorded(facts, "trial"):
         return facts
     gaps = {**facts.get("gaps", {}), "trial": IN_PLACE.format(processes)}
-    return msgspec.structs.replace(facts, gaps=gaps)
+    return replace(facts, gaps=gaps)
 
 
 def failed_early(seen: ScriptState) -> bool:

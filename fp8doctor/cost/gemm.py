@@ -14,7 +14,6 @@ GEMM_EFFICIENCY_BF16 = 0.88
 `BACK_TO_BACK`, to 1290 swept matmuls: one H200, torch 2.11, November 2026,
 research/benchmarks/measured/h200_sweep.json.gz."""
 
-
 GEMM_EFFICIENCY_FP8 = 0.86
 """The same for FP8, e4m3 x e4m3 and e5m2 x e4m3 alike."""
 

@@ -2,13 +2,14 @@
 
 Casts take the bytes that they move at the bandwidth of a copy, or their launches if those are few."""
 
+from math import ceil
 from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS, NoNumbers, matmuls_ms
-from fp8doctor.cost.matmul_counts import gemms, in_one_kernel, is_grouped, routed_rows, rows_of_one
+from fp8doctor.cost.matmul_counts import gemms, is_grouped, one_by_one, routed_rows
 from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.gpus import MEMORY_EFFICIENCY, GpuSpec, gpu_spec, memory_ms
@@ -49,7 +50,6 @@ and without biases has nothing of it (h100-gpt_124m_whole)."""
 WEIGHT_CAST_BYTES = 12.0
 """Bytes per fp32 weight under BF16 autocast: the cast in the forward reads 4 and writes 2, that of its
 gradient the reverse. Counted, not fitted."""
-
 
 FP32_ADAPTER_BYTES = 29.5
 """Effective bytes per input and output element of an adapter that multiplies in fp32, its three matmuls
@@ -173,18 +173,13 @@ class Call(Struct, frozen=True):
     fp32: bool = False
     """It multiplies in fp32, as PEFT's adapters do without autocast."""
 
-    @property
-    def casts_too_much(self) -> bool:
-        """Return whether its uncompiled casts are far larger than the measured ones."""
-        eager = self.linear.compiled is None and self.linear.use == "training"
-        return eager and stack_of(self.linear).fuses_casts and self.rows > MOST_ROWS_CAST_EAGERLY
-
 
 def _unknown_form(call: Call, *, autocast: bool) -> str:
     """Say which setting of a layer the model does not know; empty without one."""
     linear = call.linear
     features = linear.get("features", {})
     in_fp32 = linear.multiplies_in == "float32" and linear.adapter != "adapter" and not autocast
+    eager = linear.compiled is None and linear.use == "training" and stack_of(linear).fuses_casts
     forms = (
         (features.get("emulate"), "FP8 is emulated"),
         (
@@ -193,7 +188,7 @@ def _unknown_form(call: Call, *, autocast: bool) -> str:
         ),
         (linear.use == "storage", "it stores weights in low precision"),
         (linear.multiplies_in == "float64", f"{linear.name} multiplies in float64"),
-        (call.casts_too_much, f"{linear.name} casts {call.rows:,} rows, uncompiled"),
+        (eager and call.rows > MOST_ROWS_CAST_EAGERLY, f"{linear.name} casts {call.rows:,} rows, uncompiled"),
         (in_fp32, "weights are in fp32, and no autocast is on"),
     )
     return next((words for holds, words in forms if holds), "")
@@ -205,7 +200,9 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
     fp8, eager = linear.use == "training", linear.compiled is None
     if reason := _unknown_form(call, autocast=autocast):
         raise NoNumbers(reason)
-    m, k, n = rows_of_one(linear, call.rows), linear.in_features, linear.out_features
+    grouped, count, k, n = is_grouped(linear), gemms(linear), linear.in_features, linear.out_features
+    m = ceil(call.rows / count) if grouped else call.rows
+    in_one_kernel = count if grouped and not one_by_one(linear) else 1
     recipe = None
     if fp8:
         name = recipe_on(linear, gpu)
@@ -215,7 +212,7 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
         recipe = RECIPES.get((linear.stack, name))
         if recipe is None:
             raise NoNumbers(f"nobody measured the casts of the recipe {name} on {gpu.name}")
-    times = matmuls_ms(m, k, n, gpu, recipe, groups=in_one_kernel(linear))
+    times = matmuls_ms(m, k, n, gpu, recipe, groups=in_one_kernel)
     cast = casts_of(linear, recipe, m, gpu, compiled=not eager, weights=call.weights_cast) if recipe else 0.0
     in_vain = fp8 and eager and stack_of(linear).frozen_gradient
     trained = linear.requires_grad is not False or in_vain
@@ -233,7 +230,6 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
         of_te = (m * k + k * n) / (m * k + k * n + m * n)
         again = of_te if linear.stack == TRANSFORMER_ENGINE.name else RECOMPUTED["casts"]
         cast, around = cast * (1 + call.recomputed * again), around * (1 + RECOMPUTED["between"])
-    count = gemms(linear)
     return {
         "gemm_fp8": count * gemm if fp8 else 0.0,
         "gemm_16bit": count * (in_16bit if fp8 else 0.0 if call.fp32 else gemm),

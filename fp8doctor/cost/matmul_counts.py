@@ -1,7 +1,5 @@
 """Counts of one step: rows and matmuls, and the work that checkpointing repeats."""
 
-from math import ceil
-
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.recipes import TRANSFORMER_ENGINE
 
@@ -56,20 +54,10 @@ def is_grouped(linear: Linear) -> bool:
     return linear.get("role") == "experts" and gemms(linear) > 1
 
 
-def rows_of_one(linear: Linear, rows: int) -> int:
-    """Divide the rows of a weight among its experts."""
-    return ceil(rows / gemms(linear)) if is_grouped(linear) else rows
-
-
 def one_by_one(linear: Linear) -> bool:
     """Return whether the host launches each expert: those of a te.GroupedLinear, which Dynamo leaves out."""
     te = TRANSFORMER_ENGINE.name in (linear.get("stack"), linear.get("kind", "").partition(".")[0])
     return te and is_grouped(linear)
-
-
-def in_one_kernel(linear: Linear) -> int:
-    """Return how many experts one kernel multiplies: all, or one in Transformer Engine."""
-    return gemms(linear) if is_grouped(linear) and not one_by_one(linear) else 1
 
 
 def launches(linear: Linear, share: float = 1.0) -> float:

@@ -24,7 +24,6 @@ from fp8doctor.cost.matmul_counts import (
     unseen_recompute,
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
-from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, stack_of
 
@@ -52,7 +51,6 @@ and fills; in 16 bits half of the first and 2."""
 
 OPTIMIZER_BYTES = 24.0
 """Bytes per trainable parameter of a fused AdamW step in 16 bits: 43.9 ms for 8.03 B. It moves 14."""
-
 
 FP32_OPTIMIZER_BYTES = 28.0
 """The same for fp32 parameters: it reads four tensors and writes three. Counted; 762 M took 34.6 and 31.6
@@ -151,7 +149,7 @@ def priced(work: Work, gpu: GpuSpec) -> ModelledStep:
             launch = stack.eager if linear.compiled is None else stack.compiled
             host += call.count * launches(linear, call.weights_cast) * launch.host_ms
             kernels += count * launch.kernels
-            untimed = untimed if recipe.host_timed else recipe.words
+            untimed = untimed if recipe.first < (10, 0) else recipe.words  # nobody here had a Blackwell
     families = {family: sum(parts[family] for _, parts in calls) for family in KINDS}
     families["attention"] = sum(flops / (gpu.bf16_tflops * 1e9 * share) for flops, share in work.attention)
     families["loss"] = memory_ms(work.loss_bytes, gpu)
@@ -302,7 +300,6 @@ def in_bf16(facts: Facts, names: Collection[str] | None = None) -> Facts:
 
 
 def in_fp8(facts: Facts, layers: Iterable[Linear], recipe: str = "tensorwise") -> Facts:
-    """Convert these layers by a recipe of torchao's."""
     names, made = {each.name for each in layers}, {"use": "training", "stack": TORCHAO.name, "recipe": recipe}
     return with_each(facts, lambda each: replace(each, **made) if each.name in names else each)
 
@@ -356,7 +353,3 @@ def with_linears(facts: Facts, linears: Iterable[Linear]) -> Facts:
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
 it; one with adapters in FP32 saves 6% more. One H200, research/benchmarks/measured/h200_steps.json.gz."""
-
-
-def modelled_saving(ms: float, gpu: str, off: float = UNCERTAINTY) -> Saving:
-    return Saving(low=ms * (1 - off), high=ms * (1 + off), basis="modelled", gpu=gpu)

@@ -1,6 +1,6 @@
 """Examine the live world once, into facts. Nothing here imports torch at the top."""
 
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.facts import Facts, Target
 from fp8doctor.loading.job import Job
@@ -14,7 +14,7 @@ def examine_surroundings(target: Target) -> Facts:
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)
     gpus, driver = examine_gpus(gaps)
-    software = msgspec.structs.replace(software, driver=driver)
+    software = replace(software, driver=driver)
     return Facts(target=target, software=software, environment=environment, gpus=gpus, gaps=gaps)
 
 
@@ -29,6 +29,4 @@ def examine(job: Job) -> Facts:
     tree = walk(job.model, job.training_step, **marks)
     network = with_recipe_of_the_step(examine_network(tree, gaps), tree, job)
     training = examine_training(tree, job, gaps)
-    return msgspec.structs.replace(
-        facts, network=network, training=training, workload=job.workload, gaps=gaps
-    )
+    return replace(facts, network=network, training=training, workload=job.workload, gaps=gaps)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal
 
-import msgspec
+from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.examine.distributed import gathered_as, tensor_parallel
@@ -65,10 +65,7 @@ def with_shares(linears: Sequence[Linear]) -> tuple[Linear, ...]:
         return tuple(linears)
     total = sum(each.flops_per_token or 0.0 for each in linears) or 1.0
     shares = (100.0 * (each.flops_per_token or 0.0) / total for each in linears)
-    return tuple(
-        msgspec.structs.replace(each, flops_share_pct=share)
-        for each, share in zip(linears, shares, strict=True)
-    )
+    return tuple(replace(each, flops_share_pct=share) for each, share in zip(linears, shares, strict=True))
 
 
 def _linear(
@@ -197,6 +194,4 @@ def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:
     for place in tree.places:
         if (each := scaling(place.module)) is not None:
             found.setdefault(each, []).append(place.name)
-    return tuple(
-        msgspec.structs.replace(each, layers=len(names), first=names[0]) for each, names in found.items()
-    )
+    return tuple(replace(each, layers=len(names), first=names[0]) for each, names in found.items())

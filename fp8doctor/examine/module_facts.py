@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fp8doctor.examine.attention import examine_attention
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
+from fp8doctor.examine.distributed import is_fsdp2
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, examine_scaling, find_layers
 from fp8doctor.examine.walk import Place, Tree, experts_of, hooks
 from fp8doctor.facts import Blocks, Network
@@ -150,9 +151,7 @@ def quantization(tree: Tree) -> str | None:
 def wrappers(root: Place) -> tuple[str, ...]:
     """List the root's wrappers, outermost first; FSDP2 changes the class and is last."""
     names = [lineage(type(module))[0][1] for module in root.wrappers]
-    if any(base.__name__ == "FSDPModule" for base in type(root.module).__mro__):
-        names.append("FSDPModule")
-    return tuple(names)
+    return (*names, "FSDPModule") if is_fsdp2(root) else tuple(names)
 
 
 Sides = defaultdict[int, list[tuple[int, int]]]

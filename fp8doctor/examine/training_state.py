@@ -211,7 +211,6 @@ def examine_accelerate(tree: Tree | None) -> Accelerate | None:
 
 
 def accelerator_waits() -> bool:
-    """Tell if a live Accelerator has prepared no model."""
     if (kind := getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)) is None:
         return False
     return any(is_a(each, kind) and not vars(each).get("_models") for each in gc.get_objects())

@@ -65,7 +65,6 @@ def is_conversion(name: str) -> bool:
 
 
 def recipe_of(conversion: str) -> str:
-    """Return the recipe that a conversion converts to."""
     return conversion.removeprefix(_CONVERSION).removesuffix(_AS_COMPILED)
 
 

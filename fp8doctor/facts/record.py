@@ -27,7 +27,6 @@ whoever wrote it; names of modules, classes and kernels are not prose and stay a
 
 R = TypeVar("R", bound="Record")
 
-
 _one_thread = threading.RLock()
 
 

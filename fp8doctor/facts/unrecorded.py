@@ -10,7 +10,6 @@ NOT_RECORDED: Any = msgspec.UNSET
 """The default of every fact: nobody looked, or the recording is older than the fact. Not the same as
 ``None``."""
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

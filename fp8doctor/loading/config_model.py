@@ -6,16 +6,14 @@ import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Target
 from fp8doctor.facts.record import UnreadableDocument, decode
 from fp8doctor.files import regular
+from fp8doctor.loading.job import Job, positive
 from fp8doctor.wording import did_you_mean, error_in_words, escaped, quoted
-
-if TYPE_CHECKING:
-    from fp8doctor.loading.job import Job
 
 SEQUENCE = 4096
 """Longest default sequence, if the model takes as many."""
@@ -89,7 +87,7 @@ def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None,
     finally:
         transformers.logging.set_verbosity(level)
     limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions"))
-    longest: Any = next(filter(_is_size, limits), SEQUENCE)
+    longest = next(filter(None, map(positive, limits)), SEQUENCE)
     target = Target(kind="file", name=escaped(name), attribute=None)
     return job_of(model, target, size=batch or 1, sequence=seq or min(SEQUENCE, longest))
 
@@ -125,7 +123,7 @@ def refuse_too_many_layers(data: Mapping[str, Any]) -> None:
     for key, value in data.items():
         if isinstance(value, Mapping):
             refuse_too_many_layers(value)
-        elif str(key).endswith(("_layers", "n_layer")) and _is_size(value) and value > MOST_LAYERS:
+        elif str(key).endswith(("_layers", "n_layer")) and (positive(value) or 0) > MOST_LAYERS:
             raise UserError(f"{key} is {value:,}; fp8doctor builds models of up to {MOST_LAYERS:,} blocks")
 
 
@@ -149,7 +147,3 @@ def _built(config: Any, transformers: Any) -> Any:
     if empty:
         raise UserError(f"{empty[0]} of this {kind} has no elements; look at the sizes in the configuration")
     return model
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -26,7 +26,6 @@ _MACHINERY = (
     inspect.getfile(__import__("importlib")),
 )
 
-
 Found = tuple[str, Any]
 """A name of the file, and what it gives the model with: instance, class or function."""
 

@@ -80,9 +80,9 @@ def of_trainer(trainer: Any) -> dict[str, Any]:
         "model": _as_trained(trainer, arguments),
         "optimizer": read(trainer, "optimizer"),
         "autocast": autocast_of(asked),
-        "accumulate": _positive(read(arguments, "gradient_accumulation_steps")) or 1,
-        "size": _positive(read(arguments, "per_device_train_batch_size")),
-        "sequence": _positive(read(arguments, "max_length")),
+        "accumulate": positive(read(arguments, "gradient_accumulation_steps")) or 1,
+        "size": positive(read(arguments, "per_device_train_batch_size")),
+        "sequence": positive(read(arguments, "max_length")),
         "trainer": trainer,
     }
 
@@ -137,5 +137,5 @@ def checked_batch(value: Any, what: str, *, own_step: bool) -> Any:
     return value
 
 
-def _positive(value: Any) -> int | None:
+def positive(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

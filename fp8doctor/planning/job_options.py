@@ -36,7 +36,6 @@ Megatron without ``grad_reduce_in_fp32``."""
 STACKS = {"torchao": "torchao", "te": "transformer_engine"}
 """Name on the command line -> name in `fp8doctor.recipes`."""
 
-
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 

@@ -74,7 +74,6 @@ _GENERATED_CAST = re.compile(
 )
 """Casts that do not name FP8; without FP8 matmuls in the step they are the user's arithmetic."""
 
-
 _NAME_RULES: _Rules = (
     (
         "attention",

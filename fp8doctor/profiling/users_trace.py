@@ -71,7 +71,6 @@ def traced_step(path: Path) -> TracedStep:
     marked_by, steps = marks_of(trace)
 
     def step_at(work: Work) -> int | None:
-        """Return the number of the step that launched it."""
         launched = begun(work)
         number = bisect_right(steps, launched, key=itemgetter(0)) - 1
         return number if number >= 0 and launched < steps[number][1] else None

@@ -50,7 +50,6 @@ def _map(health: Health, by_layer: dict[str, dict[int, float]], kept: set[str]) 
 
 
 def _last(health: Health, worst: Sequence[str]) -> Table:
-    """List the last sample of the layers that were worst."""
     series = health.series()
     rows = []
     for name in worst[:WORST]:

@@ -144,7 +144,6 @@ def _explained(items: Iterable[Item]) -> Iterator[Part]:
 
 
 def _unread(report: Document) -> Iterator[Marked]:
-    """List facts that could not be read, with the reason."""
     for name, reason in report.facts.get("gaps", {}).items():
         yield Marked("unknown", f"Not read: {name}: {reason}")
 

@@ -49,8 +49,6 @@ FILLS = {
 }
 """Part of a bar -> what fills it, the same in ASCII, and style: each differs without its colour."""
 
-FRAMES = ("╭─╮│╰╯", "+-+|++")
-
 CLOSE = {
     *((kind, Next) for kind in (Marks, Quiet, Code)),
     *((kind, Quiet) for kind in (Marks, Quiet, Bars, Table)),
@@ -276,7 +274,7 @@ class _Paper:
     def box(self, said: Box) -> Iterator[str]:
         """Draw the answer in a frame: the verdict, and below it a row for each question."""
         mark, colour = TONES[said.tone], COLOURS[said.tone]
-        frame = FRAMES[self.ascii]
+        frame = "+-+|++" if self.ascii else "╭─╮│╰╯"
         inner = _Paper(self.width - 4, self.colour, self.ascii)
         glyph, style = self.glyph(mark), f"1;{colour}"
         numbers = said.numbers.text if said.numbers else ""

@@ -199,7 +199,6 @@ def _listened(
     early: Callable[[ScriptState, int], object],
     others: RankReports | None,
 ) -> ScriptState:
-    """Listen until the script has ended."""
     state, messages = ScriptState(running=True), decoder(Message)
     for line in lines_of(listen, lambda: not is_running(process), TICK_S):
         if isinstance(line, float):

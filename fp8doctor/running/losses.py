@@ -172,7 +172,6 @@ def total(losses: list[Loss]) -> float | None:
 AT_ONCE = 1 << 22
 """Elements of a weight that are looked at together: 16 MiB in fp32. A choice."""
 
-
 Owner = tuple[str, nn.Module, nn.Parameter, str]
 """A module's name, the module, one of its parameters, and the parameter's name."""
 

@@ -87,7 +87,6 @@ class ScriptObserver:
         self.handle = register_optimizer_step_post_hook(self.hook)
 
     def begin(self) -> None:
-        """Watch conversions and losses."""
         self.watch.__enter__()
         self.losses.begin()
         if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
@@ -148,7 +147,6 @@ class ScriptObserver:
             part()
 
     def note(self, optimizer: Optimizer) -> None:
-        """Count the step, and act on its end."""
         if (stepper := self.steppers.get(optimizer)) is None:
             elements = sum(each.numel() for each in held(optimizer))
             stepper = self.steppers[optimizer] = Stepper(elements)

@@ -5,8 +5,8 @@ from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch.autograd.profiler import profile
 
 from fp8doctor.facts import Observation
@@ -94,7 +94,7 @@ class StepProfiler:
             step = step_of(trace, on_gpu=self.on_gpu)
             proof = counted(trace, torch.device("cuda" if self.on_gpu else "cpu"))
             copies = (each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST))
-            return msgspec.structs.replace(
+            return replace(
                 seen,
                 fp8_gemms=proof.fp8_gemms,
                 graphs_run=proof.graphs_run,

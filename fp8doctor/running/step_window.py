@@ -17,8 +17,8 @@ from statistics import median_low
 from threading import get_ident
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.facts import Observation
@@ -167,10 +167,9 @@ class StepWindow:
         layers, _ = rows.found(model, wanted, {})
         seen = self._seen.seen(layers, model, self._compiled)
         counted = {} if seen.compiled else self._seen.rows(layers)
-        return msgspec.structs.replace(seen, autocast=self.opened, rows=counted)
+        return replace(seen, autocast=self.opened, rows=counted)
 
     def _opens(self, context: Any) -> None:
-        """Note an autocast of this thread."""
         if get_ident() == self._thread and torch.is_grad_enabled() and context._enabled:
             self.opened = True
 

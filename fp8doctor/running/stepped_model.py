@@ -127,7 +127,6 @@ def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Tell a torch optimizer from a wrapper."""
     return issubclass(type(optimizer), Optimizer) and "param_groups" in state_of(optimizer)
 
 

@@ -37,7 +37,6 @@ def without_fsdps(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_fsdps(value: Any) -> bool:
-    """Tell if an object is FSDP's own."""
     home = getattr(value, "__module__", None) or type(value).__module__
     return home.startswith("torch.distributed.fsdp")
 

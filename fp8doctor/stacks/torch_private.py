@@ -178,7 +178,6 @@ def set_stance(value: Any) -> None:
 config = partial(_loaded, "torch._dynamo.config")
 """Return Dynamo's loaded settings, or None (2.6 to 2.15)."""
 
-
 frames_tried = partial(_loaded, "torch._dynamo.convert_frame", "FRAME_COUNTER")
 """Return how many frames Dynamo has tried to compile in this process, or None (2.6 to 2.15)."""
 
@@ -228,7 +227,6 @@ may_hold_cuda_graphs = partial(_loaded, "torch._inductor.cudagraph_trees")
 
 forget_cuda_graphs = partial(_call, "torch._inductor.cudagraph_trees", "reset_cudagraph_trees")
 """Free every CUDA graph of Inductor in this process (2.11)."""
-
 
 PROGRESS_THREAD = ("torch.hub", "tqdm", "monitor")
 """tqdm starts it even for a bar that is not shown."""
@@ -308,7 +306,6 @@ def storage_of(tensor: Any) -> int:
 FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
 """Class of tensors without data (2.6 to 2.15)."""
 
-
 loader_iterator = partial(_loaded, "torch.utils.data.dataloader", "_BaseDataLoaderIter")
 """Return the class of a DataLoader's iterators, or None (2.6 to 2.15)."""
 
@@ -324,7 +321,6 @@ COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD = (
     "_fsdp_wrapped_module",
 )
 """Children of ``OptimizedModule``, ``CheckpointWrapper`` and ``FullyShardedDataParallel`` (2.6 to 2.15)."""
-
 
 WRAPPERS = {
     OPTIMIZED_MODULE: COMPILED_CHILD,

@@ -1,9 +1,9 @@
 """What is concluded from the rows that each layer was seen to multiply: a diffusion transformer whose
 conditioning sees one row a sample, and stays in BF16 on purpose."""
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
@@ -46,8 +46,8 @@ def conditioning(linear: Linear) -> bool:
 def counted(facts: Facts, fact: str = "trial") -> Facts:
     rows = {each.name: (SAMPLES if conditioning(each) else TOKENS,) for each in facts.linears()}
     if fact == "workload":
-        return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=rows))
-    return msgspec.structs.replace(facts, trial=Trial(device="cuda", gpu=None, arms=(), rows=rows))
+        return replace(facts, workload=replace(facts.workload, rows=rows))
+    return replace(facts, trial=Trial(device="cuda", gpu=None, arms=(), rows=rows))
 
 
 @pytest.mark.parametrize("fact", ["trial", "workload"])

@@ -3,8 +3,8 @@
 import random
 from statistics import median
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.significance import Number, interval
@@ -18,14 +18,14 @@ SLOW = HostLoad(pace_low_ms=0.3, pace_median_ms=0.53)
 
 
 def rounds(arm: Arm, *rounds_ms: float) -> Arm:
-    return msgspec.structs.replace(
+    return replace(
         arm, rounds_ms=rounds_ms, low_ms=min(rounds_ms), high_ms=max(rounds_ms), step_ms=median(rounds_ms)
     )
 
 
 def beside_it(as_is: Arm, bf16: Arm) -> Facts:
     facts = timed(DECODER_468M, as_is, bf16)
-    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, host=SLOW))
+    return replace(facts, trial=replace(facts.trial, host=SLOW))
 
 
 def small(as_is_ms: float, rounds_ms: float, turned: int) -> Facts:
@@ -69,6 +69,6 @@ def test_what_processes_differ_by_adds_as_an_error_of_its_own() -> None:
     found = script_interval(step, trial)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((97.5, 101.8), abs=0.05)
-    on_cpu = msgspec.structs.replace(trial, device="cpu")
+    on_cpu = replace(trial, device="cpu")
     assert script_interval(step, on_cpu) == Number(100.0, 98.0, 101.0)
-    assert script_interval(msgspec.structs.replace(step, low_ms=None, high_ms=None), trial) is None
+    assert script_interval(replace(step, low_ms=None, high_ms=None), trial) is None

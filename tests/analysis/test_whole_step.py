@@ -3,8 +3,8 @@
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.analysis.significance import Number
@@ -34,7 +34,7 @@ def with_trial(facts: Facts, fp8_ms: float, bf16_ms: float = 40.0) -> Facts:
 def steady(facts: Facts) -> Facts:
     """Give each step the time of the median one."""
     steps_ms = (median(facts.observed.steps_ms),) * 10
-    return msgspec.structs.replace(facts, observed=msgspec.structs.replace(facts.observed, steps_ms=steps_ms))
+    return replace(facts, observed=replace(facts.observed, steps_ms=steps_ms))
 
 
 def bounds_of(facts: Facts, speedup: float, bf16_ms: float, *, has_fp8: bool = True) -> tuple[float, float]:
@@ -71,8 +71,8 @@ def test_the_screen_tells_both(
 def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     """As one H100 ran DDP: 68.9 ms, copies 56.5 in FP8 and 61.9 in BF16; plain, both took 64.8."""
     facts = recorded_job()
-    observed = msgspec.structs.replace(facts.observed, steps_ms=(68.9 + 22.8,) * 3)
-    facts = with_trial(msgspec.structs.replace(facts, observed=observed), 56.5)
+    observed = replace(facts.observed, steps_ms=(68.9 + 22.8,) * 3)
+    facts = with_trial(replace(facts, observed=observed), 56.5)
     bounds = bounds_of(facts, 61.9 / 56.5, 61.9)
     assert bounds == pytest.approx((61.9 / 91.7, (68.9 + 5.4 + 22.8) / 91.7), abs=0.01)
     assert bounds_of(facts, 1.10, 56.5, has_fp8=False)[0] == 0, "FP8 may wait longer"

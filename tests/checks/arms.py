@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.facts import Arm, Facts, Trial
 from fp8doctor.facts.arm_names import Reason
@@ -30,7 +30,7 @@ def too_late(name: str, *treatments: str) -> Arm:
 
 def timed(facts: Facts, *arms: Arm, device: str = "cuda") -> Facts:
     """The facts with a trial of these arms."""
-    return msgspec.structs.replace(
+    return replace(
         facts,
         trial=Trial(
             device=device,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.examine import examine
@@ -53,4 +53,4 @@ def tried(
     finally:
         timer.MOST_ROUNDS = most
         torch.set_num_threads(threads)
-    return msgspec.structs.replace(facts, trial=trial)
+    return replace(facts, trial=trial)

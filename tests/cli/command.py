@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from fp8doctor import cli
 from fp8doctor.facts import Arm, Facts, Trial
@@ -51,7 +51,7 @@ def timed(as_is_ms: float) -> Facts:
         Arm(name=name, tried=True, reason=None, step_ms=ms, rounds_ms=(ms,) * 6)
         for name, ms in (("as_is", as_is_ms), ("bf16", 100.0))
     )
-    return msgspec.structs.replace(
+    return replace(
         DECODER_468M, trial=Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=arms, reliable=True)
     )
 

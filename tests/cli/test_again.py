@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.answer.commands import run_again
@@ -35,7 +35,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ended(script: Any, settings: WatchOptions, *, report: Callable[[ScriptState], int], **_: Any) -> int:
         target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
-        facts = msgspec.structs.replace(WATCHED, target=target)
+        facts = replace(WATCHED, target=target)
         return report(ScriptState(facts, complete=True, ended=True))
 
     monkeypatch.setattr(command, "run_script", ended)
@@ -105,7 +105,7 @@ def test_a_model_is_examined_again_with_its_options(
     typed: str, again: str, here: Path, worker: Worker
 ) -> None:
     target = Target(kind="file", name="model.py", attribute=None)
-    worker.facts = msgspec.structs.replace(WATCHED, target=target)
+    worker.facts = replace(WATCHED, target=target)
     commands = told(fp8doctor(*shlex.split(typed)).stdout)
     assert commands
     assert all(each.startswith(f"fp8doctor {again} ") for each in commands)
@@ -124,6 +124,6 @@ def test_a_model_is_examined_again_with_its_options(
 )
 def test_a_launcher_is_named_by_what_it_sets(variables: dict[str, str], launcher: str) -> None:
     """Without it the job would be another: its precision is an option of the launcher."""
-    environment = msgspec.structs.replace(WATCHED.environment, variables=variables)
-    again = run_again(msgspec.structs.replace(WATCHED, environment=environment))
+    environment = replace(WATCHED.environment, variables=variables)
+    again = run_again(replace(WATCHED, environment=environment))
     assert again == f"{launcher}fp8doctor run fsdp2.py ARGS..."

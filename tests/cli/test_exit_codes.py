@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, Trial
@@ -91,7 +91,7 @@ def test_a_step_that_raises_gives_the_static_report_and_code_2(worker: Worker) -
         why=Reason.STEP_RAISES,
         reason="its own step fails",
     )
-    worker.facts = msgspec.structs.replace(DECODER_468M, trial=trial)
+    worker.facts = replace(DECODER_468M, trial=trial)
     result = fp8doctor("model.py", "-q")
     assert result.exit_code == 2
     assert result.stderr == "fp8doctor: its own step fails\n"

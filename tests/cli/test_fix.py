@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.cli import fix as command
@@ -44,13 +44,9 @@ def script(tmp_path: Path) -> Path:
 def report_of(script: Path, recorded: Path = EAGER) -> Path:
     """Save a recorded report as one of this script."""
     report = load_report(recorded)
-    target = msgspec.structs.replace(
-        report.facts.target, name=script.name, digest=digest(script.read_bytes())
-    )
+    target = replace(report.facts.target, name=script.name, digest=digest(script.read_bytes()))
     path = script.with_name("report.json")
-    Report.of(
-        msgspec.structs.replace(report, facts=msgspec.structs.replace(report.facts, target=target))
-    ).save(path)
+    Report.of(replace(report, facts=replace(report.facts, target=target))).save(path)
     return path
 
 

@@ -98,7 +98,6 @@ def test_a_gpu_that_fell_off_the_bus_is_left_out_with_the_reason(monkeypatch: py
 
 PAIR = ("GPU-a1000000-0000-0000-0000-000000000000", "GPU-b1000000-0000-0000-0000-000000000000")
 
-
 SEEN = {
     "0": "1",
     "1,0": "21",

@@ -115,7 +115,6 @@ def test_markdown_cannot_be_broken_out_of(name: str) -> None:
 LINKS = re.compile(r"(?i)https?://\w|ftp://\w|\bwww\.\w|(?<![\w`])@[a-z0-9]|[a-z0-9]@[a-z0-9]|#\d|\bgh-\d")
 """What GitHub makes a link or a mention of, in text that it has rendered."""
 
-
 ADDRESSES = (
     *("https://evil.example/x", "http://a", "HTTPS://a.b", "ftp://a.b", "www.evil.example", "WWW.a.b"),
     *("@torvalds", "@org/team", "@a-b", "#1", "#123", "owner/repo#7", "GH-12", "a@b.example"),

@@ -24,7 +24,6 @@ CUDA = {"torch": "2.11.0+cu130", "cuda": "13.0"}
 CPU = {"torch": "2.11.0+cpu", "cuda": None}
 ROCM = {"torch": "2.11.0+rocm7.1", "cuda": None, "hip": "7.1"}
 
-
 BLANK = Environment(variables={}, backend_imports={}, debug_switches={})
 
 

@@ -4,9 +4,9 @@ import functools
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from fp8doctor import cli, load_report
 from fp8doctor.answer.steps import ranks
@@ -107,6 +107,6 @@ def test_no_bounds_without_a_verdict_on_compute(name: str) -> None:
 def test_ranks_that_were_killed_before_their_window_ended_are_printed() -> None:
     """A launcher that runs out of time ends both."""
     facts = replayed(RECORDED / "h200x2-zero2_torchao.json.gz").facts
-    ranks = tuple(msgspec.structs.replace(each, observed=NOT_RECORDED) for each in facts.ranks.processes)
-    seen = msgspec.structs.replace(facts.ranks, processes=ranks)
-    assert "no window of steps was seen" in text.render(diagnose(msgspec.structs.replace(facts, ranks=seen)))
+    ranks = tuple(replace(each, observed=NOT_RECORDED) for each in facts.ranks.processes)
+    seen = replace(facts.ranks, processes=ranks)
+    assert "no window of steps was seen" in text.render(diagnose(replace(facts, ranks=seen)))

@@ -97,16 +97,14 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
     )
 
 
-LOST = "without_hooks without_forward without_compile bypassed unfrozen untied"
-
-
 def _converted(layer: kit.Linear, *, outside: int = 0, **seen: Any) -> kit.Facts:
+    lost = "without_hooks without_forward without_compile bypassed unfrozen untied"
     return kit.example(
         packages={"torchao": "0.18.0"},
         linears=(layer,),
         broken_ties=(),
         save_pretrained=layer.weight_class == ALL_GATHER,
-        conversion=kit.facts.Conversion(linears=8, **dict.fromkeys(LOST.split(), ()) | seen),
+        conversion=kit.facts.Conversion(linears=8, **dict.fromkeys(lost.split(), ()) | seen),
         optimizer="torch.optim.adamw.AdamW",
         parameters_outside_optimizer=outside,
         trainer=None,

@@ -9,7 +9,6 @@ from . import BACKEND, PREPARES
 AO_SINCE = Version("1.4.0")
 """First accelerate that knows torchao, and takes it before Transformer Engine."""
 
-
 UNREAD = {"FP8_BACKEND": "TE, AO or MSAMP", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true or false"}
 """Names as LLaMA-Factory sets them -> values of those that Accelerate reads, with ACCELERATE_ in front."""
 

@@ -7,7 +7,7 @@ spread over the families that were not.
 
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.facts import Arm, Breakdown, examples
 from tests.checks.arms import ran
@@ -30,7 +30,7 @@ def profiled(
 def replaced(arm: Arm, **fields: Any) -> Arm:
     """The arm with other values in its breakdown."""
     assert arm.breakdown is not None
-    return msgspec.structs.replace(arm, breakdown=msgspec.structs.replace(arm.breakdown, **fields))
+    return replace(arm, breakdown=replace(arm.breakdown, **fields))
 
 
 COMPILED: dict[str, Any] = {"base": "as_is", "treatments": ("compile-blocks",), "graphs_run": 24}
