@@ -3,8 +3,6 @@
 Use ``from fp8doctor import inspect_model`` in Python, or ``fp8doctor model.py`` on the command line.
 """
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

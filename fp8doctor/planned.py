@@ -1,7 +1,5 @@
 """`plan`: estimate what FP8 would give, by GPU and recipe, before there is a run."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Mapping, Sequence

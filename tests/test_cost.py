@@ -7,12 +7,7 @@ from fp8doctor.analysis.modelled_speedup import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.answer.job import product
 from fp8doctor.cost.gemm import NoNumbers, amdahl, matmuls_ms
-from fp8doctor.cost.step_cost import (
-    in_bf16,
-    modelled_step,
-    with_linears_compiled,
-    with_recipe,
-)
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Workload
 from fp8doctor.facts.examples import example, float8

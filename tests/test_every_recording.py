@@ -23,12 +23,7 @@ from fp8doctor.analysis.memory import Fit
 from fp8doctor.analysis.modelled_speedup import TAKES_NONE
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.treatment_table import (
-    COMPILE_BLOCKS,
-    STAY_IN_BF16,
-    family,
-    traits,
-)
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.answer.answer import UNCOMPILED
 from fp8doctor.answer.sentences import PARTS

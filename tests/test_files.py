@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.files import write_text
 from fp8doctor.report import Report
+from tests.cli.command import fp8doctor
 from tests.facts_of import DECODER_468M
 
 ROOT = Path(__file__).parents[1]
@@ -23,10 +22,6 @@ def saved(tmp_path: Path) -> Path:
     path = tmp_path / "saved.json"
     Report.of(diagnose(DECODER_468M)).save(path)
     return path
-
-
-def fp8doctor(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli.main, [str(arg) for arg in args])
 
 
 def test_a_file_is_written_and_written_again(tmp_path: Path) -> None:

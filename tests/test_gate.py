@@ -7,13 +7,13 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from msgspec.structs import replace
 
-from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Arm, Converter, Facts, Network, Observation, Target, Trial
 from fp8doctor.report import Report, ReportFailed, load_report
+from tests.cli.command import fp8doctor
 from tests.facts_of import DECODER_468M
 from tests.render.test_screens import hold
 from tests.test_recorded import RECORDED
@@ -90,10 +90,6 @@ def folder(reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     for file in reports.iterdir():
         shutil.copy(file, tmp_path)
     return tmp_path
-
-
-def fp8doctor(*args: str | Path) -> Result:
-    return CliRunner().invoke(cli.main, [str(arg) for arg in args])
 
 
 def why(result: Result) -> str:
@@ -207,10 +203,7 @@ def test_a_gate_that_is_missed_or_cannot_be_held_says_why() -> None:
 def another(**parts: Any) -> Facts:
     """The job of 90 ms with another GPU, model or batch, or with one of them unknown."""
     facts = timed(90.0)
-    return replace(
-        facts,
-        **{name: replace(getattr(facts, name), **part) for name, part in parts.items()},
-    )
+    return replace(facts, **{name: replace(getattr(facts, name), **part) for name, part in parts.items()})
 
 
 GATES = (

@@ -1,7 +1,5 @@
 """Who imports whom, held to the two tables of docs/layers.md: no import goes up, none goes round."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

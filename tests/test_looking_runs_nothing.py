@@ -85,11 +85,7 @@ def test_what_only_a_forward_shows_is_unknown(tmp_path: Path) -> None:
     assert {"network.linears.checkpointed", "training.autocast_within", "workload.rows"} <= set(facts.gaps)
 
 
-KNOWN = {
-    ("loading/config_model.py", "deepcopy"),
-    ("api.py", "replicate"),
-    ("running/launch.py", "fork"),
-}
+KNOWN = {("loading/config_model.py", "deepcopy"), ("api.py", "replicate"), ("running/launch.py", "fork")}
 """Calls outside of the trial and the worker: they begin a trial, are of records and configurations, read a
 Trainer's data, or fork the process that reports."""
 

@@ -1,8 +1,6 @@
 """Every patient: its disease is found, and nothing that it has not."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,6 +8,7 @@ from click.testing import CliRunner, Result
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
+from fp8doctor.worker import parent
 from research import matrix
 from tests.clinic import Patient, examined, patients
 
@@ -80,8 +79,7 @@ def test_every_check_is_seen_sick_and_healthy() -> None:
 
 def command_line(monkeypatch: pytest.MonkeyPatch, name: str) -> Result:
     """What the command says of a patient, whose facts are those of the tests before."""
-    worker = SimpleNamespace(examine_in_worker=lambda *_, **__: examined(PATIENTS[name]))
-    monkeypatch.setitem(sys.modules, "fp8doctor.worker.parent", worker)
+    monkeypatch.setattr(parent, "examine_in_worker", lambda *_, **__: examined(PATIENTS[name]))
     return CliRunner().invoke(cli.main, [f"tests/patients/{name}.py", "--format", "json"])
 
 

@@ -47,13 +47,13 @@ def fp8_all_gather_off(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     sharded = set(distributed.fsdp2_linears) if distributed else set()
     in_te = [each for each in facts.network.fp8 if each.name in sharded and PRIMARY in each.features]
     if distributed and (whole := [each for each in in_te if not each.features[PRIMARY]]):
-        return gathered_in_bf16(whole, distributed.shards or 1, QUANTIZED, facts)
+        return gathered_in_bf16(whole, distributed.shards or 1, QUANTIZED)
     if not tensorwise:
         return kit.NotApplicable(reason="no tensorwise Float8Linear in the model")
     in_bf16 = [linear for linear in tensorwise if linear.name in sharded and not linear.features[FLAG]]
     wrapped = [linear for linear in tensorwise if linear.features[FLAG]]
     if in_bf16 and distributed:
-        return gathered_in_bf16(in_bf16, distributed.shards or 1, all_gather(facts), facts)
+        return gathered_in_bf16(in_bf16, distributed.shards or 1, all_gather(facts))
     if wrapped and not sharded:
         return wrapped_for_nothing(wrapped, facts)
     return None if distributed else kit.NotApplicable(reason="one process")
@@ -68,9 +68,7 @@ def all_gather(facts: kit.Facts) -> kit.Treatment:
     return kit.Treatment(name="float8-all-gather", summary=summary, code=lines)
 
 
-def gathered_in_bf16(
-    linears: list[kit.Linear], shards: int, fix: kit.Treatment, facts: kit.Facts
-) -> kit.Finding:
+def gathered_in_bf16(linears: list[kit.Linear], shards: int, fix: kit.Treatment) -> kit.Finding:
     gib = sum(linear.parameters for linear in linears) * 2 / 2**30
     kept = sum(each.parameters for each in linears if kit.memory.compiler_keeps(each)) / 2**30
     price = f" Compiled blocks then keep up to {kept:.2g} GiB of it until the backward." if kept else ""

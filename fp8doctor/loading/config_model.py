@@ -1,7 +1,5 @@
 """Build a language model from a configuration, on the meta device: no weights, no GPU, no network."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Mapping

@@ -21,13 +21,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
 from fp8doctor.known_errors import recognise
 from fp8doctor.loading.find_model import Found, blamed, build, find, sizable, user_frames
-from fp8doctor.loading.job import (
-    Job,
-    checked_accumulate,
-    checked_autocast,
-    checked_batch,
-    is_optimizer,
-)
+from fp8doctor.loading.job import Job, checked_accumulate, checked_autocast, checked_batch, is_optimizer
 from fp8doctor.loading.synthetic_batch import job_of
 from fp8doctor.loading.target import Source, compiled, locate
 from fp8doctor.wording import error_in_words, escaped

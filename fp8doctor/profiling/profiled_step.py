@@ -16,13 +16,7 @@ import msgspec
 
 from fp8doctor.facts import Family, KernelGroup
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.profiling.kernel_families import (
-    FP8_GEMM_KERNEL,
-    classify,
-    is_fp8_gemm,
-    own_work,
-    work_inside,
-)
+from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, classify, is_fp8_gemm, own_work, work_inside
 from fp8doctor.profiling.trace import LAUNCHES, Event, Thread, Trace, outer_first
 
 

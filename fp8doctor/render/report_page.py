@@ -124,8 +124,7 @@ def _details(report: Document) -> Iterator[Section]:
     yield Section("What was found", tuple(_explained(report.answer.items)))
     if rows := layer_rows(facts.linears(), facts):
         yield Section("Layer by layer", (Table(HEADS, rows, "runs in"), Quiet(LEGEND)), is_folded=True)
-    unanswered = Marks((*_unread(report), *without_findings(report.outcomes)))
-    yield Section("Checks without a finding", (unanswered,), is_folded=True)
+    yield Section("Checks without a finding", (_without_findings(report),), is_folded=True)
     recorded = f"Recorded {report.created_at} by fp8doctor {report.tool.version}." * bool(report.created_at)
     machine = side_by_side((*support(facts), *variables(facts)))
     yield Section("Environment", (machine, Quiet(recorded)), is_folded=True)
@@ -143,9 +142,10 @@ def _explained(items: Iterable[Item]) -> Iterator[Part]:
                 yield Code(each.lines)
 
 
-def _unread(report: Document) -> Iterator[Marked]:
-    for name, reason in report.facts.get("gaps", {}).items():
-        yield Marked("unknown", f"Not read: {name}: {reason}")
+def _without_findings(report: Document) -> Marks:
+    gaps = report.facts.get("gaps", {}).items()
+    unread = (Marked("unknown", f"Not read: {name}: {reason}") for name, reason in gaps)
+    return Marks((*unread, *without_findings(report.outcomes)))
 
 
 def _environment(report: Document, *, quiet: bool) -> Page:
@@ -154,9 +154,8 @@ def _environment(report: Document, *, quiet: bool) -> Page:
     found = tuple(things(report, quiet=quiet))
     shown = {word for each in found for word in each.text.split()}
     more = side_by_side(each for each in support(report.facts) if each.split()[-1] not in shown)
-    checked = Marks((*_unread(report), *without_findings(report.outcomes)))
     return Page(
         (f"fp8doctor {report.tool.version}",),
         (Strong(verdict, mark), Marks(found), "" if quiet else ONLY),
-        (Section("Machine", (more,)), Section("Checks without a finding", (checked,))),
+        (Section("Machine", (more,)), Section("Checks without a finding", (_without_findings(report),))),
     )

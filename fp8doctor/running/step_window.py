@@ -30,12 +30,7 @@ from fp8doctor.running.patches import Patch, unnoticed
 from fp8doctor.running.stepped_model import Ownership, outside_compiled
 from fp8doctor.stacks.looking import tensors_of
 from fp8doctor.stacks.tensors import tensors, with_tensors
-from fp8doctor.stacks.torch_private import (
-    counters,
-    frames_compiled,
-    in_backward,
-    loader_iterator,
-)
+from fp8doctor.stacks.torch_private import counters, frames_compiled, in_backward, loader_iterator
 from fp8doctor.trial.copies.step import carried_loss
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import CallsSeen, Seen

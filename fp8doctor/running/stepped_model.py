@@ -19,14 +19,7 @@ from torch.optim.optimizer import Optimizer
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.training_state import written_back
 from fp8doctor.loading.job import is_trainer
-from fp8doctor.stacks.looking import (
-    children_of,
-    modules_of,
-    parameters_of,
-    read,
-    read_class,
-    state_of,
-)
+from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
 from fp8doctor.stacks.tensors import whole_size
 
 MOST = 0.5

@@ -15,16 +15,7 @@ from torch.nn import functional
 
 from fp8doctor.recipes import NANOCHAT
 from fp8doctor.stacks import Layer, plain
-from fp8doctor.stacks.looking import (
-    LIBRARIES,
-    ancestor,
-    home,
-    is_a,
-    parameters_of,
-    read,
-    state_of,
-    tensor,
-)
+from fp8doctor.stacks.looking import LIBRARIES, ancestor, home, is_a, parameters_of, read, state_of, tensor
 from fp8doctor.stacks.tensors import is_float8, local, stored, subclass
 from fp8doctor.stacks.torch_private import FAKE_TENSOR
 
@@ -38,11 +29,7 @@ KNOWN: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         {"stack": "huggingface"},
     ),
     ("bitsandbytes.", ("Linear4bit", "Linear8bitLt"), {"stack": "bitsandbytes", "use": "storage"}),
-    (
-        "nanochat.fp8",
-        ("Float8Linear",),
-        {"stack": NANOCHAT.name, "use": "training", "recipe": "tensorwise"},
-    ),
+    ("nanochat.fp8", ("Float8Linear",), {"stack": NANOCHAT.name, "use": "training", "recipe": "tensorwise"}),
 )
 """Packages, their classes, and what differs from a plain layer."""
 

@@ -5,10 +5,7 @@ import itertools
 
 import pytest
 
-from fp8doctor.analysis.step_difference import (
-    waits_for_the_host,
-    waterfall,
-)
+from fp8doctor.analysis.step_difference import waits_for_the_host, waterfall
 from fp8doctor.facts import Arm
 from tests.checks.arms import ran
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced

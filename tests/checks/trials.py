@@ -15,12 +15,7 @@ from fp8doctor.trial.planning import plan_variants
 from tests.trial.conducted import conduct
 
 
-def tried(
-    model: nn.Module,
-    batch: Any,
-    *names: str,
-    **fields: Any,
-) -> Facts:
+def tried(model: nn.Module, batch: Any, *names: str, **fields: Any) -> Facts:
     """The facts of the job with the named arms timed, in as few rounds as there can be."""
     workload = Workload(
         batch_source="given",

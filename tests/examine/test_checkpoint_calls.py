@@ -113,10 +113,7 @@ ON = {
     "partial": lambda: on_layers(partial),
     "wrapper": lambda: on_layers(around),
 }
-OFF = {
-    "none": Stack,
-    "timm": LikeTimm,
-}
+OFF = {"none": Stack, "timm": LikeTimm}
 
 
 def recomputes(model: nn.Module) -> bool:

@@ -5,15 +5,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Linear, recorded
-from tests.examine.models import (
-    Block,
-    Stacked,
-    by_name,
-    gpt2,
-    llama,
-    network,
-    qwen3_moe,
-)
+from tests.examine.models import Block, Stacked, by_name, gpt2, llama, network, qwen3_moe
 from tests.test_untouched_models import MODELS
 
 LLAMA_LAYER = (

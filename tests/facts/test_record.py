@@ -5,12 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8doctor.facts import Facts, Gpu, Linear, Network, Target, recorded
-from fp8doctor.facts.record import (
-    UnreadableDocument,
-    decode,
-    encode,
-    to_builtins,
-)
+from fp8doctor.facts.record import UnreadableDocument, decode, encode, to_builtins
 from fp8doctor.finding import Finding
 
 

@@ -9,14 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integrations.watched import (
-    PROFILED,
-    STEPS,
-    WARMUP,
-    clock_of_reads,
-    hold_only_steps,
-    left_behind,
-)
+from tests.integrations.watched import PROFILED, STEPS, WARMUP, clock_of_reads, hold_only_steps, left_behind
 from tests.markdown import fenced
 
 lightning = pytest.importorskip("lightning.pytorch")

@@ -15,14 +15,7 @@ from transformers.trainer_utils import IntervalStrategy
 from fp8doctor.health.record import read_health
 from fp8doctor.integrations import FP8DoctorCallback
 from fp8doctor.report import ReportFailed
-from tests.integrations.watched import (
-    PROFILED,
-    STEPS,
-    WARMUP,
-    clock_of_reads,
-    hold_only_steps,
-    left_behind,
-)
+from tests.integrations.watched import PROFILED, STEPS, WARMUP, clock_of_reads, hold_only_steps, left_behind
 from tests.markdown import fenced
 
 Make = Callable[..., Trainer]

@@ -4,8 +4,6 @@ The folder broken_te stands in for a half-installed package, so that the patient
 is installed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Accelerator() refuses.
 The file sets what the launcher would set, and stops before the Accelerator that would raise.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"

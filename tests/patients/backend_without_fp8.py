@@ -4,8 +4,6 @@ AttributeError.
 The file stops before the call that raises.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["ACCELERATE_FP8_BACKEND"] = "AO"

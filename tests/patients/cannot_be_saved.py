@@ -5,8 +5,6 @@ The optimizer is made after the conversion, so that it holds the wrapped weights
 Trainer stop with "Attempted to access the data pointer on an invalid python storage".
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"

@@ -1,8 +1,6 @@
 """Every block is compiled with backend="aot_eager", left over from debugging: graphs are captured, no kernel
 is generated."""
 
-from __future__ import annotations
-
 import decoder_468m
 import torch.nn as nn
 from decoder_468m import example_batch, loss

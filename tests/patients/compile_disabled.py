@@ -5,8 +5,6 @@ The file sets the variable itself. torch reads it whenever torch.compile is call
 the first call.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"

@@ -1,8 +1,6 @@
 """A converter of one's own that copies weights into new layers: ties, hooks and the optimizer's parameters
 are lost on the way."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig

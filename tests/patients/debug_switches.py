@@ -1,8 +1,6 @@
 """A run that was made reproducible to find an error, and stayed so: `enable_full_determinism`, and autograd's
 anomaly detection."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from transformers import enable_full_determinism

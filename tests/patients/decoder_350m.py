@@ -1,8 +1,6 @@
 """The compiled 454 M decoder under the name it had: its head is slow, and so is the size that it is compared
 by."""
 
-from __future__ import annotations
-
 from decoder_454m_compiled import build_model, example_batch, loss
 
 __all__ = ["build_model", "example_batch", "loss"]

@@ -4,8 +4,6 @@
 tied. The head has 50257 outputs, which 16 does not divide: it is left in BF16, and that is no disease.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn as nn
 from torchao.float8 import convert_to_float8_training

@@ -1,7 +1,5 @@
 """The 454 M decoder with every block compiled; its tied head of 50257 outputs stays in BF16, as it should."""
 
-from __future__ import annotations
-
 import decoder_454m
 import torch.nn as nn
 from decoder_454m import example_batch, loss

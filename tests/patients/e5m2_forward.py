@@ -1,7 +1,5 @@
 """The 454 M decoder with its inputs cast to E5M2, the format for gradients, and its gradients to E4M3."""
 
-from __future__ import annotations
-
 import decoder_454m
 import torch
 import torch.nn as nn

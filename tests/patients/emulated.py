@@ -1,7 +1,5 @@
 """FP8 that is emulated, as it was for a first try on a laptop: the casts are there, the FP8 GEMMs are not."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training

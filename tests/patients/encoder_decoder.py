@@ -1,7 +1,5 @@
 """T5-base: its encoder and decoder converted by torchao and run eagerly; 16 pairs of 512 and 128 tokens."""
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import T5Config, T5ForConditionalGeneration

@@ -3,8 +3,6 @@
 They are one 3-D weight each, so no converter of nn.Linear sees them, and none says so.
 """
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import MixtralConfig, MixtralForCausalLM

@@ -1,7 +1,5 @@
 """A 1B-shaped Llama, compiled, whose micro-batch is one sequence of 256 tokens; it accumulates 32 of them."""
 
-from __future__ import annotations
-
 import llama_gqa
 import torch
 

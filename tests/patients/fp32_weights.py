@@ -1,8 +1,6 @@
 """The 454 M decoder as its constructor makes it, in fp32, converted to FP8 and compiled; nobody thought of
 autocast."""
 
-from __future__ import annotations
-
 import decoder_454m
 import torch
 import torch.nn as nn

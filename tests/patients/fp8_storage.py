@@ -5,8 +5,6 @@ Its owner believes that this is FP8 training. The weights are stored in FP8; the
 them.
 """
 
-from __future__ import annotations
-
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM

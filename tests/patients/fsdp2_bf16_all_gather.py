@@ -1,8 +1,6 @@
 """FSDP2 over tensorwise FP8 layers without the flag: the weights travel in BF16 and are cast on every
 process."""
 
-from __future__ import annotations
-
 from fsdp2_float8 import example_batch, sharded
 from torch import nn
 

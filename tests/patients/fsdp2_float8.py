@@ -4,8 +4,6 @@ one call.
 torch's own fake process group answers for the seven that are not there.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,8 +1,6 @@
 """FSDP2 with FP8 all-gather whose scales nobody computes after the step: one all-reduce for each weight, each
 time."""
 
-from __future__ import annotations
-
 import torch
 from fsdp2_float8 import example_batch, sharded, stepped
 from torch import nn

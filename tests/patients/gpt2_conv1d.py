@@ -5,8 +5,6 @@ The file sets the variable that `accelerate launch --mixed_precision fp8` would 
 used.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"

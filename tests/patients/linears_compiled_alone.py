@@ -1,8 +1,6 @@
 """The 454 M decoder with every FP8 Linear compiled by itself: no cast is fused with the norm or activation
 beside it."""
 
-from __future__ import annotations
-
 import decoder_454m
 import torch.nn as nn
 from decoder_454m import example_batch, loss

@@ -1,8 +1,6 @@
 """Llama 3.1 8B at full size, converted by torchao with the head left out, every layer compiled: as the
 torchao docs do it."""
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,8 +1,6 @@
 """Llama 3 8B in full, every Linear but the head in FP8 and none compiled: 0.4x of BF16, and the cut has to
 say so."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training

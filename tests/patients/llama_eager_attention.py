@@ -1,8 +1,6 @@
 """The 1B-shaped LlamaForCausalLM in float8, compiled block by block, loaded with attn_implementation="eager"
 to look at its attention once."""
 
-from __future__ import annotations
-
 import llama_gqa
 import torch
 from llama_gqa import example_batch

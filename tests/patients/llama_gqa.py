@@ -1,7 +1,5 @@
 """A 1B-shaped LlamaForCausalLM with 8 key/value heads, converted by torchao and never compiled."""
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,8 +1,6 @@
 """A 1B-shaped LlamaForCausalLM in float8, compiled block by block, whose KV cache was left on: 8 of 16 blocks
 run eagerly."""
 
-from __future__ import annotations
-
 import llama_gqa
 import torch
 from llama_gqa import example_batch

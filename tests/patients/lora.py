@@ -1,7 +1,5 @@
 """LoRA of rank 16 on a base that torchao converted first, as it should be; but nothing is compiled."""
 
-from __future__ import annotations
-
 import torch
 from peft import LoraConfig, get_peft_model
 from torchao.float8 import convert_to_float8_training
@@ -11,9 +9,10 @@ MUST = ("CMP001",)
 MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP002")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
+ADAPTERS = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def build_model(layers: int = 16) -> torch.nn.Module:
+def llama_1b(layers: int) -> LlamaForCausalLM:
     config = LlamaConfig(
         hidden_size=2048,
         intermediate_size=8192,
@@ -24,10 +23,14 @@ def build_model(layers: int = 16) -> torch.nn.Module:
         tie_word_embeddings=True,
         use_cache=False,
     )
+    return LlamaForCausalLM(config).bfloat16()
+
+
+def build_model(layers: int = 16) -> torch.nn.Module:
     with torch.device(DEVICE):
-        base = LlamaForCausalLM(config).bfloat16()
+        base = llama_1b(layers)
         convert_to_float8_training(base, module_filter_fn=lambda module, name: name != "lm_head")
-        return get_peft_model(base, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+        return get_peft_model(base, ADAPTERS)
 
 
 def example_batch() -> dict[str, torch.Tensor]:

@@ -4,8 +4,6 @@ multiply in fp32.
 On the meta device PEFT would leave any adapter in fp32, so the model is real, and small.
 """
 
-from __future__ import annotations
-
 import torch
 from peft import LoraConfig, get_peft_model
 from torchao.float8 import convert_to_float8_training

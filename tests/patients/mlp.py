@@ -1,7 +1,5 @@
 """A plain MLP in one nn.Sequential, converted by torchao and run eagerly: no blocks, no tokens, only rows."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn as nn
 from torchao.float8 import convert_to_float8_training

@@ -1,7 +1,5 @@
 """A plain BF16 MLP of eight 8192-wide layers under torch.compile: no FP8, none asked for."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn as nn
 

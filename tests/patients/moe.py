@@ -1,7 +1,5 @@
 """A small Qwen3-MoE: attention converted by torchao and run eagerly, experts and router left in BF16."""
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM

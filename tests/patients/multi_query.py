@@ -1,8 +1,6 @@
 """Multi-query attention in FP8: one head of keys and values, so that their projections have 64 columns;
 compiled."""
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM

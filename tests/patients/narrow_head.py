@@ -1,8 +1,6 @@
 """A classifier on a Llama, converted without a filter: its 16 classes are a multiple of 16, so the head is
 converted too."""
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForSequenceClassification

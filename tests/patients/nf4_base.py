@@ -1,8 +1,6 @@
 """A base in NF4 for its memory, and everything converted to FP8 for its speed: the converter takes the packed
 weights too."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training

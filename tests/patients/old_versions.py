@@ -3,8 +3,6 @@
 The folder old_wheels stands in for the versions: it holds their metadata, and none of their code is run.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

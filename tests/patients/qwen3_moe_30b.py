@@ -1,8 +1,6 @@
 """Qwen3-30B-A3B at full size in plain BF16: 128 experts as 3-D weights, a router with narrow outputs, no FP8
 asked for."""
 
-from __future__ import annotations
-
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 

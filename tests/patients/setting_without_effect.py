@@ -1,8 +1,6 @@
 """FP8_BACKEND=TE in the environment, as some training frameworks export it: nothing reads that name, and
 torchao is taken."""
 
-from __future__ import annotations
-
 import os
 
 os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"

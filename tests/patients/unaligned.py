@@ -1,8 +1,6 @@
 """Blocks of width 1000 on 1003 rows, converted without a filter and compiled: a CPU computes that, a GPU
 raises in the step."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn as nn
 from torchao.float8 import convert_to_float8_training

@@ -1,7 +1,5 @@
 """ViT-B/16 with its encoder converted by torchao and run eagerly; 16 images of 197 tokens each."""
 
-from __future__ import annotations
-
 import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import ViTConfig, ViTForImageClassification

@@ -1,8 +1,6 @@
 """A student that predicts its teacher's features of every patch: the head is converted and compiled with its
 blocks, is no vocabulary's, and is wide enough to gain."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training

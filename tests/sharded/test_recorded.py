@@ -58,10 +58,7 @@ GAINS = {
 }
 """What FP8 gave plain scripts of jobs in BF16; of FSDP2 with an all-gather in BF16."""
 
-OTHERS = {
-    "h100x2-fsdp2_torchao": "open",
-    "h100x2-fsdp2_torchao_8b": "open",
-}
+OTHERS = {"h100x2-fsdp2_torchao": "open", "h100x2-fsdp2_torchao_8b": "open"}
 """Verdicts of jobs that got no bounds."""
 
 

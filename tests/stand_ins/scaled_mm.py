@@ -1,8 +1,7 @@
 """A stand-in for the FP8 GEMM of a CPU, which torch 2.6 lacks: what Dynamo, torchao and Accelerate do around
 it is real.
 
-It computes in FP32 and says nothing about the kernel or its time: a test of those is skipped by one of the
-marks.
+It computes in FP32 and says nothing about the kernel or its time: a test of those is skipped by the mark.
 """
 
 from collections.abc import Iterator
@@ -13,24 +12,20 @@ import torch
 from torch import Tensor
 
 
-def runs(by_row: bool) -> bool:
+def runs() -> bool:
     """Whether this torch multiplies FP8 on a CPU."""
-    matrix = torch.ones(16, 16).to(torch.float8_e4m3fn)
-    scales = (torch.ones(16, 1), torch.ones(1, 16)) if by_row else (torch.ones(()), torch.ones(()))
+    matrix, scale = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(())
     try:
-        torch._scaled_mm(matrix, matrix.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16)
+        torch._scaled_mm(matrix, matrix.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
     except (NotImplementedError, RuntimeError):
         return False
     return True
 
 
-PER_TENSOR, PER_ROW = runs(by_row=False), runs(by_row=True)
+PER_TENSOR = runs()
 
 needs_scaled_mm = pytest.mark.skipif(
     not PER_TENSOR, reason="this torch has no _scaled_mm for a CPU, as 2.6 has none"
-)
-needs_rowwise_scaled_mm = pytest.mark.skipif(
-    not PER_ROW, reason="this torch has no rowwise _scaled_mm for a CPU, as 2.6 and 2.9 have none"
 )
 
 

@@ -86,9 +86,4 @@ def trained(deed: Callable[[Reach], object] | None = None, at: int = AFTER_THE_F
 
 
 def attempt(job: Job, budget_s: float = 60) -> Trial:
-    return conduct(
-        job,
-        [],
-        [VariantPlan("as_is", as_it_is)],
-        TrialRun(torch.device("cpu"), Budget(budget_s)),
-    )
+    return conduct(job, [], [VariantPlan("as_is", as_it_is)], TrialRun(torch.device("cpu"), Budget(budget_s)))

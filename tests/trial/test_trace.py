@@ -23,11 +23,7 @@ from fp8doctor.trial.measure import evidence
 from fp8doctor.trial.measure import results as trace
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, TrialRun
-from fp8doctor.trial.measure.evidence import (
-    ANOTHER_PROFILER,
-    StepProof,
-    why_not_profiled,
-)
+from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, StepProof, why_not_profiled
 from fp8doctor.trial.measure.results import _self_check, breakdown
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct

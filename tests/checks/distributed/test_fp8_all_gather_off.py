@@ -7,10 +7,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torchao.float8 import (
-    Float8LinearConfig,
-    convert_to_float8_training,
-)
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.facts import Accelerate
 from tests.checks import models

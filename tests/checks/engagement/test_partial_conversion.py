@@ -11,12 +11,7 @@ from torch.nn.utils import parametrizations
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float8_linear_utils
 from torchao.prototype.moe_training.config import Float8TrainingOpConfig
 from torchao.quantization import quantize_
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from fp8doctor import inspect_model
 from fp8doctor.checks.engagement.partial_conversion import SILENT

@@ -30,10 +30,6 @@ def replaced(facts: Facts, part: str, **changes: Any) -> Facts:
     return replace(facts, **{part: replace(getattr(facts, part), **changes)})
 
 
-def aligned(module: nn.Linear, name: str) -> bool:
-    return module.in_features % 16 == 0 and module.out_features % 16 == 0
-
-
 def classifier(vocabulary: int = 64, classes: int = 1000) -> nn.Module:
     """A head of classes, which ends the model."""
     blocks, head = nn.ModuleList([mlp(), mlp()]), nn.Linear(256, classes)
