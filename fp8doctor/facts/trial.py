@@ -142,10 +142,6 @@ class HostLoad(Record, frozen=True, kw_only=True):
     pace_median_ms: float = NOT_RECORDED
 
 
-GREW = "these grew during the trial, perhaps because of other programs: "
-"""Begins the part of a trial's reason that makes no time doubtful."""
-
-
 class Trial(Record, frozen=True, kw_only=True):
     """The timed probe."""
 

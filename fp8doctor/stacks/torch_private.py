@@ -25,9 +25,6 @@ OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
 DYNAMO = "torch._dynamo."
 """Prefix of Dynamo's modules (2.6 to 2.15)."""
 
-CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
-"""Settings of torch.compile: modules with ``get_config_copy`` (2.6 to 2.13)."""
-
 COMPILED_CALL = "_compiled_call_impl"
 """Attribute of a module that ``module.compile()`` sets (2.6 to 2.15)."""
 
@@ -170,11 +167,6 @@ stance = partial(_loaded, "torch._dynamo.eval_frame", "_stance")
 """Return the stance of ``torch.compiler.set_stance``, or None (2.6 to 2.15)."""
 
 
-def set_stance(value: Any) -> None:
-    """Restore a stance (2.13). Raises AttributeError without the name."""
-    sys.modules["torch._dynamo.eval_frame"]._set_stance(value)
-
-
 config = partial(_loaded, "torch._dynamo.config")
 """Return Dynamo's loaded settings, or None (2.6 to 2.15)."""
 
@@ -228,23 +220,16 @@ may_hold_cuda_graphs = partial(_loaded, "torch._inductor.cudagraph_trees")
 forget_cuda_graphs = partial(_call, "torch._inductor.cudagraph_trees", "reset_cudagraph_trees")
 """Free every CUDA graph of Inductor in this process (2.11)."""
 
-PROGRESS_THREAD = ("torch.hub", "tqdm", "monitor")
-"""tqdm starts it even for a bar that is not shown."""
-
 
 def compile_pools() -> list[str]:
-    """Name Inductor's started worker pools, and the thread of the progress that fx shows (2.13)."""
+    """Name Inductor's started worker pools (2.13)."""
     found = ((name, _pool(name)) for name in ("pool", "process_pool"))
-    pools = [name for name, pool in found if pool is not None and pool.cache_info().currsize]
-    return pools if _loaded(*PROGRESS_THREAD) is None else [*pools, "progress"]
+    return [name for name, pool in found if pool is not None and pool.cache_info().currsize]
 
 
 def stop_pool(name: str) -> None:
     """Stop one of these, which torch restarts at need (2.13)."""
-    if name == "progress":
-        _loaded(*PROGRESS_THREAD).exit()
-        _loaded(*PROGRESS_THREAD[:-1]).monitor = None
-    elif name == "process_pool":
+    if name == "process_pool":
         _loaded("torch._inductor.async_compile").shutdown_compile_workers()
     else:
         pool = _pool(name)

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import random
-import signal
 import sys
 import types
 import warnings
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy
 import torch
-import torch._dynamo.utils
 from torch.nn.parameter import UninitializedTensorMixin
 
 from tests.process_state import process_state
@@ -62,7 +60,7 @@ def surroundings() -> State:
 
 def settings() -> State:
     """`surroundings`, and what less is set of the process, torch and torch.compile."""
-    backends, dynamo = torch.backends, torch._dynamo
+    backends = torch.backends
     root = logging.getLogger()
     return {
         **surroundings(),
@@ -77,18 +75,10 @@ def settings() -> State:
         "autocast on CUDA": torch.is_autocast_enabled("cuda"),
         "autocast dtypes": [torch.get_autocast_dtype(device) for device in ("cpu", "cuda")],
         "autocast's cache": torch.is_autocast_cache_enabled(),
-        "global hooks": [
-            list(held)
-            for name, held in vars(torch.nn.modules.module).items()
-            if name.startswith("_global_") and isinstance(held, dict)
-        ],
-        "counters": {kind: dict(counted) for kind, counted in dynamo.utils.counters.items()},
-        "compilations": len(dynamo.utils._compilation_metrics),
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "the recursion limit": sys.getrecursionlimit(),
         "arguments": list(sys.argv),
         "streams": (id(sys.stdin), id(sys.stdout), id(sys.stderr)),
-        "handlers": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
         "logging": (root.level, list(root.handlers), root.manager.disable),
         "warnings": (list(warnings.filters), id(warnings.showwarning)),
         "CUDA": torch.cuda.is_initialized(),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import random
-import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,18 +17,18 @@ import torch
 from torch import nn
 
 from fp8doctor.trial.state import guard
+from fp8doctor.trial.state.users import MODEL, OPTIMIZER
 from research.reliability.everything import differences, everything, settings
-from tests.trial.reach import AFTER_THE_FIRST_STEP, Reach, attempt, mend, trained
+from tests.trial.reach import AFTER_THE_FIRST_STEP, Reach, attempt, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
 Deed = Callable[[Reach], object]
 
 
-# Put back: settings of the process, which a model's own forward may change
+# Put back: settings of the process that the contract names
 
 SETTINGS: list[Deed] = [
-    lambda reach: torch.compile(mend, backend="eager")(torch.ones(3)),
     lambda reach: torch.manual_seed(5),
     lambda reach: random.seed(5),
     lambda reach: numpy.random.seed(5),
@@ -39,15 +37,8 @@ SETTINGS: list[Deed] = [
     lambda reach: torch.set_grad_enabled(False),
     lambda reach: torch.set_autocast_enabled("cpu", True),
     lambda reach: torch.set_autocast_dtype("cuda", torch.bfloat16),
-    lambda reach: nn.modules.module.register_module_forward_hook(lambda *arguments: None),
-    lambda reach: os.environ.__setitem__("PLANTED", "1"),
-    lambda reach: os.environ.pop("PATH"),
     lambda reach: sys.path.append("planted"),
-    lambda reach: signal.signal(signal.SIGUSR1, lambda *arguments: None),
     lambda reach: warnings.simplefilter("error", ResourceWarning),
-    lambda reach: setattr(torch._dynamo.config, "recompile_limit", 99),
-    lambda reach: setattr(torch._inductor.config, "max_autotune", True),
-    lambda reach: torch.compiler.set_stance("force_eager"),
 ]
 
 
@@ -77,30 +68,35 @@ def test_settings_that_a_step_changes_are_put_back() -> None:
 Change = Callable[[Any, Any], object]
 
 BELONGINGS: list[tuple[str, Change]] = [
-    ("training flags", lambda model, optimizer: model.eval()),
-    ("requires_grad", lambda model, optimizer: model.second.weight.requires_grad_(False)),
-    ("hooks", lambda model, optimizer: model.first.register_forward_pre_hook(lambda *_: 0, with_kwargs=True)),
-    ("hooks", lambda model, optimizer: model.second._forward_hooks.clear()),
-    ("hooks", lambda model, optimizer: model.first.weight.register_hook(lambda gradient: gradient * 0)),
-    ("hooks", lambda model, optimizer: model.second.weight.register_hook(lambda gradient: gradient * 0)),
-    ("hooks", lambda model, optimizer: model.first.weight.register_post_accumulate_grad_hook(print)),
-    ("gradients", lambda model, optimizer: setattr(model.first.weight, "grad", torch.zeros(16, 16))),
-    ("modules", lambda model, optimizer: setattr(model, "forward", lambda x: x)),
-    ("modules", lambda model, optimizer: model.compile()),
-    ("modules", lambda model, optimizer: setattr(model, "first", nn.Identity())),
-    ("modules", lambda model, optimizer: model.notes.append("planted")),
-    (
-        "parameters",
-        lambda model, optimizer: setattr(model.first, "weight", nn.Parameter(torch.zeros(16, 16))),
+    *(
+        (MODEL, each)
+        for each in (
+            lambda model, optimizer: model.eval(),
+            lambda model, optimizer: model.second.weight.requires_grad_(False),
+            lambda model, optimizer: model.first.register_forward_pre_hook(lambda *_: 0, with_kwargs=True),
+            lambda model, optimizer: model.second._forward_hooks.clear(),
+            lambda model, optimizer: model.first.weight.register_hook(lambda gradient: gradient * 0),
+            lambda model, optimizer: model.second.weight.register_hook(lambda gradient: gradient * 0),
+            lambda model, optimizer: model.first.weight.register_post_accumulate_grad_hook(print),
+            lambda model, optimizer: setattr(model.first.weight, "grad", torch.zeros(16, 16)),
+            lambda model, optimizer: model.compile(),
+            lambda model, optimizer: setattr(model, "first", nn.Identity()),
+            lambda model, optimizer: model.notes.append("planted"),
+            lambda model, optimizer: setattr(model.first, "weight", nn.Parameter(torch.zeros(16, 16))),
+            lambda model, optimizer: model.bfloat16(),
+            lambda model, optimizer: setattr(model.first.weight, "planted", 1),
+            lambda model, optimizer: model.register_buffer("planted", torch.ones(1)),
+        )
     ),
-    ("parameters", lambda model, optimizer: setattr(model.scale, "data", torch.zeros(16))),
-    ("parameters", lambda model, optimizer: model.bfloat16()),
-    ("attributes of parameters", lambda model, optimizer: setattr(model.first.weight, "planted", 1)),
-    ("buffers", lambda model, optimizer: model.register_buffer("planted", torch.ones(1))),
-    ("optimizer settings", lambda model, optimizer: optimizer.param_groups[0].update(lr=0.5, planted=1)),
-    ("optimizer settings", lambda model, optimizer: optimizer.add_param_group({"params": [torch.ones(1)]})),
-    ("optimizer settings", lambda model, optimizer: next(iter(optimizer.state.values())).clear()),
-    ("optimizer settings", lambda model, optimizer: optimizer.state.clear()),
+    *(
+        (OPTIMIZER, each)
+        for each in (
+            lambda model, optimizer: optimizer.param_groups[0].update(lr=0.5, planted=1),
+            lambda model, optimizer: optimizer.add_param_group({"params": [torch.ones(1)]}),
+            lambda model, optimizer: next(iter(optimizer.state.values())).clear(),
+            lambda model, optimizer: optimizer.state.clear(),
+        )
+    ),
 ]
 
 
@@ -110,7 +106,7 @@ def test_what_belongs_to_the_model_is_put_back_and_named(name: str, change: Chan
     before = everything(job.model, job.optimizer, job.batch)
     trial = attempt(job)
     assert differences(before, everything(job.model, job.optimizer, job.batch)) == []
-    assert f"{name} (put back)" in (trial.harm or ())
+    assert name in (trial.harm or ())
     assert trial.reliable is False
     job.model.reach.deed = None
     job.model(torch.ones(4, 16)).sum().backward()
@@ -137,7 +133,7 @@ def test_a_tensor_that_cannot_be_asked_costs_nothing() -> None:
     mine = [(parameter, parameter.grad) for parameter in job.model.parameters()]
     trial = attempt(job)
     assert trial.arms[0].tried
-    assert trial.harm == ("training flags (put back)",)
+    assert trial.harm == (MODEL,)
     assert all(parameter.grad is gradient for parameter, gradient in mine)
 
 
@@ -283,13 +279,12 @@ def test_all_is_as_before_when_it_is_interrupted(error: type[BaseException], at:
         reach.model.first.register_forward_hook(lambda *arguments: None)
         torch.manual_seed(5)
         torch.set_default_dtype(torch.float64)
-        os.environ["PLANTED"] = "1"
         raise error
 
     job = trained(deed, at)
     before, mine = settings(), everything(job.model, job.optimizer, job.batch)
     if issubclass(error, Exception):
-        assert "hooks (put back)" in attempt(job).harm
+        assert MODEL in attempt(job).harm
     else:
         with pytest.raises(error):
             attempt(job)

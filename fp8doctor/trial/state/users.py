@@ -1,10 +1,10 @@
 """The user's modules, tensors and optimizers: found, noted before a trial, and put back if they changed."""
 
-import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,25 +20,17 @@ from fp8doctor.stacks.looking import is_a, is_module, state_of
 
 _log = logging.getLogger("fp8doctor")
 
-OF_MODULES = {
-    "training": "training flags",
-    "_parameters": "parameters",
-    "_buffers": "buffers",
-    "_non_persistent_buffers_set": "buffers",
-}
-"""Attribute of a module -> its name in a report; any other is a hook or an attribute."""
+MODEL, OPTIMIZER = "the model (put back)", "the settings of the optimizer (put back)"
+"""What a report names."""
 
-HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "hooks"}
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that hold its hooks; None before the first one (torch 2.13)."""
-
-OF_TENSORS = {"grad": "gradients", "requires_grad": "requires_grad", **HOOKS}
-"""Attribute of a leaf -> its name in a report."""
 
 Contents = dict[Any, tuple[Any, Any]]
 """Attribute -> its value, and a copy of the value if it is a container."""
 
-PutBack = Callable[[], Iterable[str]]
-"""Puts one thing back, and names what had changed."""
+PutBack = Callable[[], str | None]
+"""Puts one thing back; returns its name if it had changed and belongs to the model."""
 
 
 def put_back(noted: Iterable[PutBack]) -> list[str]:
@@ -46,7 +38,8 @@ def put_back(noted: Iterable[PutBack]) -> list[str]:
     changed: dict[str, None] = {}
     for each in noted:
         try:
-            changed.update(dict.fromkeys(each()))
+            if name := each():
+                changed[name] = None
         except Exception:  # from a user's or a library's class, or of a setting that this torch lacks
             _log.debug("%s", each, exc_info=True)
     return list(changed)
@@ -60,14 +53,14 @@ def noted_objects(job: Job) -> list[PutBack]:
     tensors = _each_once(chain(*held, trained))
     gradients = [each.grad for each in tensors if each.is_leaf and each.grad is not None]
     return [
-        *(_noted_tensor(each, "gradients") for each in gradients),  # first: of a weight's dtype
-        *(_noted_tensor(each, "parameters") for each in tensors),
-        *(_noted(vars(module)) for module in modules),
-        *(_noted(held, "optimizer settings") for each in optimizers for held in _held(each)),
+        *map(_noted_tensor, gradients),  # first: of a weight's dtype
+        *map(_noted_tensor, tensors),
+        *(partial(_put_back, vars(module), contents(vars(module)), MODEL) for module in modules),
+        *(partial(_put_back, held, contents(held), OPTIMIZER) for each in optimizers for held in _held(each)),
     ]
 
 
-def _noted_tensor(tensor: torch.Tensor, called: str) -> PutBack:
+def _noted_tensor(tensor: torch.Tensor) -> PutBack:
     """Note its data, its gradient, its hooks, and the attributes that the user or a library set.
 
     Torch cannot tell whether data moved in quantized and nested tensors.
@@ -78,25 +71,25 @@ def _noted_tensor(tensor: torch.Tensor, called: str) -> PutBack:
         with suppress(NotImplementedError, RuntimeError):
             data = tensor.detach() if tensor.is_set_to(tensor.detach()) else None
 
-    def put_back() -> Iterator[str]:
+    def put_back() -> str | None:
+        moved = False
         if data is not None and (tensor.dtype != data.dtype or not tensor.is_set_to(data)):
-            tensor.data = data
-            yield called
+            tensor.data, moved = data, True
         attributes = _attributes(tensor)
-        cleared = "grad" in before and attributes["grad"] is None  # which is no change
+        cleared = {"grad"} if attributes.get("grad") is None else set()  # which is no change
         for name in HOOKS:
             if attributes[name] and attributes[name] is not before[name][0]:
                 attributes[name].clear()  # autograd holds on to it
-        for name in restore(attributes, before):
+        changed = restore(attributes, before)
+        for name in changed:
             setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
-            if name != "grad" or not cleared:
-                yield OF_TENSORS.get(name, "attributes of parameters")
+        return MODEL if moved or {*changed} - cleared else None
 
     return put_back
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    names = OF_TENSORS if tensor.is_leaf else HOOKS
+    names = ("grad", "requires_grad", *HOOKS) if tensor.is_leaf else HOOKS
     return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in names}}
 
 
@@ -107,15 +100,8 @@ def _held(optimizer: Any) -> list[dict[Any, Any]]:
     return [*held, *getattr(optimizer, "param_groups", ())]
 
 
-def _noted(held: dict[Any, Any], called: str | None = None) -> PutBack:
-    """Note a dictionary, of a module unless it is ``called`` something else."""
-    before = contents(held)
-
-    def put_back() -> Iterator[str]:
-        for name in restore(held, before):
-            yield called or OF_MODULES.get(name, "hooks" if "hooks" in name else "modules")
-
-    return put_back
+def _put_back(held: dict[Any, Any], before: Contents, called: str) -> str | None:
+    return called if restore(held, before) else None
 
 
 def contents(attributes: Mapping[Any, Any]) -> Contents:
@@ -218,7 +204,7 @@ def _named(value: Any) -> Iterator[Any]:
     kind = type(value)
     if kind is MethodType:
         yield from (value.__func__, value.__self__)
-    elif kind is functools.partial:
+    elif kind is partial:
         yield from (value.func, *value.args, *value.keywords.values())
     elif kind is FunctionType:
         yield from (value.__globals__[name] for name in names_in(value.__code__) if name in value.__globals__)
