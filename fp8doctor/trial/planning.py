@@ -25,7 +25,7 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Facts, Linear, if_recorded
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, stack_of
@@ -40,8 +40,7 @@ from fp8doctor.trial.treatments.forms import (
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 
 HOST_PACED = 0.9
-"""Modelled time of the host / of the GPU from which the host may set the pace. It finds all five recorded
-steps that do, and five others, which the trial drops once it has timed a compiled step."""
+"""Modelled time of the host / of the GPU from which the host may set the pace: five of ten recorded steps."""
 
 Layers = Mapping[str, tuple[str, ...]]
 """Treatment -> the layers that it changes; none if its name says it all."""
@@ -143,8 +142,7 @@ class VariantPlanner:
     def whole(self, base: VariantPlan) -> list[VariantPlan]:
         """Plan BF16, and FP8 on top of ``base``, as one graph, if the host is expected to set the pace.
 
-        Seen on an H200: of three steps that wait for the host, BF16 in one graph was 1.01x, 1.27x and 1.45x
-        as fast as block by block. For a step that did not wait its build took 31 s for nothing.
+        Of three such steps BF16 in one graph was 1.01x, 1.27x and 1.45x as fast as by block (H200).
         """
         if not self.facts.network.blocks or replace(self, treatments=base.treatments).is_one_graph:
             return []
@@ -161,11 +159,9 @@ class VariantPlanner:
     def conversions(self, as_is: VariantPlan, shared: Layers) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe by block, then by each as the user compiles it.
 
-        All have the ``shared`` proposals, which help BF16 too: fp32 adapters took 29 of FP8's 129 ms
-        (a LoRA of a Llama, H200). The first one decides. One graph of FP8 compiles for 7 s a block, most of
-        it in one thread (a GPT of 561M, H200, torch 2.11), so the second form has to fit, and comes after
-        other forms of BF16. It comes after other recipes, too: they are 6% apart where the forms are 1%
-        (a recommender, H200).
+        All have the ``shared`` proposals: fp32 adapters took 29 of FP8's 129 ms (a LoRA of a Llama, H200).
+        The first decides. One graph of FP8 compiles for 7 s a block, so that form comes after BF16's and
+        other recipes: these are 6% apart, forms 1% (a recommender, H200).
         """
         compilation = COMPILE_BLOCKS if self.facts.network.blocks else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
@@ -197,11 +193,10 @@ class VariantPlanner:
     def tried_unasked(
         self, base: VariantPlan, proposals: Layers, alike: Sequence[VariantPlan]
     ) -> Iterator[VariantPlan]:
-        """Plan the explorations on top of ``base``, after BF16 with the same change if that helps it too.
+        """Plan the explorations on top of ``base``, after BF16 with the same if it helps BF16 too.
 
-        BF16 has the proposals that help it too, ``alike``, as the exploration has them, and its own autocast.
-        If one graph holds several blocks, recipes are tried block by block: blocks compile in 8 to 17 s, the
-        graph in 44 to 50 at each depth (a 1.7B decoder, H200, torch 2.11).
+        BF16 has the proposals ``alike``, too. If one graph holds several blocks, recipes are tried by block,
+        which compiles five times as fast.
         """
         under = replace(self, treatments=proposals)
         blocks = base
@@ -237,6 +232,16 @@ def in_fp32(of: VariantPlanner) -> bool:
     return of.facts.training.autocast is None and mostly_fp32(of.job.model)
 
 
+def opens_no_autocast(of: VariantPlanner) -> bool:
+    """Return whether layers of Transformer Engine run without FP8, in a model file without a training step.
+
+    No finding says so: who trains it may open the autocast. An encoder took 154.3 ms, inside 106.9 (H200).
+    """
+    unknown = of.job.training_step is None and not recorded(of.facts, "training.fp8_autocast")
+    own = (stack_of(each).under_autocast and each.get("engaged") is None for each in of.in_fp8)
+    return unknown and bool(of.in_fp8) and all(own)
+
+
 def other_recipe(of: VariantPlanner, name: str) -> bool:
     """Return whether a recipe is new to compiled Float8Linears or to Transformer Engine, and may run here."""
     recipe = BY_TREATMENT[name]
@@ -253,10 +258,8 @@ def other_recipe(of: VariantPlanner, name: str) -> bool:
 def blocks_may_gain(of: VariantPlanner) -> bool:
     """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline.
 
-    That is a job that the user compiles in another form, as BF16 is timed by block then too; or repeated
-    blocks with uncompiled ``te.Linear``: compiling around its graph breaks pays with enough tokens, 1.10x on
-    an H200 at 4,096 and more, 0.90x at 256 (2.20.2). So do blocks of the user's own around any layers of
-    Transformer Engine: 1.14x (a ViT with te.LayerNormMLP, the same H200).
+    That is a job that the user compiles in another form, as BF16 is by block then too; or blocks with eager
+    ``te.Linear`` (1.10x from 4,096 tokens, H200), or own blocks around layers of Transformer Engine (1.14x).
     """
     te_is_eager = any(
         stack_of(linear).own_kernels
@@ -300,13 +303,17 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         for each in known(step.treatment for step in prescription)
         if not traits(each.name).is_an_arm_already
     }
+    if opens_no_autocast(planner):
+        proposals = {TE_AUTOCAST: (), **proposals}
     in_fp8 = uses_fp8(facts)
     if facts.get("network.fp8_calls") and not in_fp8:
         return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
     as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8, place=Place.AS_IS)
     base, alike, converted = as_is, list[VariantPlan](), list[VariantPlan]()
     if not in_fp8:
-        shared = {name: proposals[name] for name in proposals if _is_shared(name, planner.own_autocast)}
+        helping = (name for name in proposals if traits(name).helps_bf16_too)
+        needless = {CHECKPOINTING_OFF, *planner.own_autocast}  # the first takes more memory
+        shared = {name: proposals[name] for name in helping if name not in needless}
         converted = planner.conversions(as_is, shared)
         alike = planner.bf16_alike(converted[0], shared)
     elif proposals:
@@ -326,8 +333,3 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *planner.tried_unasked(base, proposals, alike),
     ]
     return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))
-
-
-def _is_shared(name: str, anyway: Collection[str]) -> bool:
-    """Return whether a conversion takes along a change that helps BF16 too, and that needs no more memory."""
-    return traits(name).helps_bf16_too and name != CHECKPOINTING_OFF and name not in anyway

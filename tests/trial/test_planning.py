@@ -116,7 +116,7 @@ def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
         ("9.0", "12.8", te.DelayedScaling, ["te-current"]),
         ("10.0", "13.0", te.MXFP8BlockScaling, ["te-delayed", "te-current", "te-block"]),
         ("8.0", "13.0", te.DelayedScaling, []),
-        ("9.0", "13.0", None, []),
+        ("9.0", "13.0", None, ["te-current", "te-block"]),
     ],
 )
 def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
@@ -129,7 +129,8 @@ def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
             of.model(torch.ones(4, 32))
     found = {plan.name: plan for plan in plan_variants(on_gpu(examine(of), compute_capability, cuda), [], of)}
     assert [name for name in found if name.startswith("te-")] == tried
-    assert {found[name].base for name in tried} <= {"as_is"}
+    assert {found[name].base for name in tried} <= {"as_is" if own else "prescribed"}
+    assert own or found["prescribed"].treatments == ("te-autocast",)
 
 
 def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
