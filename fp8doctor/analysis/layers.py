@@ -177,6 +177,12 @@ def would_be_converted(
     )
 
 
+def converted(facts: Facts) -> list[Linear]:
+    """List the layers that a conversion should take: none whose few rows, as of a condition, would raise."""
+    most, every = main_rows(facts) or 0, filter(would_be_converted, facts.network.linears)
+    return [each for each in every if all(n >= most or n % FP8_MULTIPLE == 0 for n in rows_seen(each, facts))]
+
+
 def to_convert(facts: Facts) -> list[Linear]:
     """List the BF16 layers that a conversion takes and an FP8 matmul can multiply."""
     return [each for each in facts.network.linears if is_multiplied(each, rows_of(each, facts))]

@@ -27,7 +27,7 @@ from fp8doctor.analysis.fp8_request import (
     with_handler,
 )
 from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
-from fp8doctor.analysis.layers import in_python, layer_label, would_be_converted, wrapped_in_python
+from fp8doctor.analysis.layers import converted, in_python, layer_label, wrapped_in_python
 from fp8doctor.analysis.memory import samples
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -200,13 +200,13 @@ model.forward = types.MethodType(with_recipe, model)"""
 
 def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
     """Describe the steps of the variant ``fp8``, the conversion first."""
-    converted = [each for each in facts.network.linears if would_be_converted(each)]
+    taken = converted(facts)
     for name in sorted(names, key=lambda each: traits(each).family != "convert"):
         if traits(name).family == "convert":
             own = keeps_users_compilation(fp8) or own_compile(facts) == "blocks"
-            yield convert(facts, converted_to(fp8), {each.name for each in converted}, before_own=own)
+            yield convert(facts, converted_to(fp8), {each.name for each in taken}, before_own=own)
         elif traits(name).compiles:
-            found = compile_treatment(facts, converted)
+            found = compile_treatment(facts, taken)
             otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
             otherwise = otherwise and not marks_without_kernels(facts)
             yield replace(found, code=f"{LEAVE_OUT_OWN_COMPILE}\n{found.code}") if otherwise else found

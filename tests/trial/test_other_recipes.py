@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
+from fp8doctor.facts import Workload
 from fp8doctor.recipes import RECIPES
 from fp8doctor.trial.treatments.apply import NotTried
 from tests.examine.models import Stacked, network
-from tests.trial.treated import applied, float8, in_fp8
+from tests.trial.treated import applied, facts, float8, in_fp8
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +31,17 @@ def test_another_recipe_is_read_back_from_every_layer(recipe: str, settings: dic
     }
     assert changed.blocks[1]._compiled_call_impl is not None  # type: ignore[union-attr, index]
     changed(torch.arange(32).reshape(2, 16)).sum().backward()
+
+
+@pytest.mark.parametrize("rows", [4096, 4090])
+def test_conversion_leaves_out_a_layer_of_few_rows_that_would_raise(rows: int) -> None:
+    """A diffusion transformer's times had 24 rows, so the whole trial had no FP8 (H200)."""
+    model, known = Stacked(), facts(Stacked())
+    seen = {each.name: (rows,) for each in known.network.linears} | {"blocks.0.up": (24,)}
+    known = replace(known, workload=Workload(rows=seen))
+    converted = in_fp8(applied("convert-tensorwise", model, known=known).model)
+    assert len(converted) == 5
+    assert "blocks.0.up" not in converted
 
 
 def test_conversion_leaves_out_the_head_and_what_is_not_aligned() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
+from fp8doctor.analysis.layers import FP8_MULTIPLE, converted
 from fp8doctor.recipes import BY_TREATMENT
 from fp8doctor.stacks import recognise, te_private, transformer_engine
 from fp8doctor.stacks.looking import ancestor, read, state_of
@@ -64,15 +64,16 @@ def convert(variant: Variant, context: TreatmentContext) -> Variant:
     config = config_of(context.name.removeprefix("convert-"))
     from torchao.float8 import convert_to_float8_training
 
-    skip = {each.name for each in context.facts.network.linears if not would_be_converted(each)}
+    skip = {each.name for each in context.facts.network.linears}
+    skip -= {each.name for each in converted(context.facts)}
 
     def wanted(module: Any, name: str) -> bool:
         return cleaned(name) not in skip and all(size % FP8_MULTIPLE == 0 for size in module.weight.shape)
 
-    converted = convert_to_float8_training(variant.model, config=config, module_filter_fn=wanted)
-    if not any(layer.use == "training" for module in converted.modules() for layer in recognise(module, {})):
+    model = convert_to_float8_training(variant.model, config=config, module_filter_fn=wanted)
+    if not any(layer.use == "training" for module in model.modules() for layer in recognise(module, {})):
         raise NotTried("it has no nn.Linear that torchao could convert")
-    return replace(variant, model=converted)
+    return replace(variant, model=model)
 
 
 def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
