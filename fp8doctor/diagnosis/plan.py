@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
+from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks, own_compile
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert, waits_for_linears
@@ -318,11 +318,13 @@ def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
         title = f"With all fixes a step takes {end.ms.value:,.1f} ms, the best BF16 {bf16.ms.value:,.1f} ms"
         for each in treatments_of(facts, end.name, end.changes):
             yield _step(title, each)
-    elif end.name in BF16_BASELINES:
+        return
+    form = end.name if end.name in BF16_BASELINES else end.arm.get("base") or ""
+    if form in BF16_BASELINES and not (form == ArmName.BF16_COMPILED and own_compile(facts) == "blocks"):
         title = f"Compiled, a step takes {end.ms.value:,.1f} ms instead of {now.ms.value:,.1f} ms"
         treatment = compile_treatment(facts, list(facts.network.linears))
-        code = "\n".join(compiled_as(end.name, facts))
-        what = _compile_what(facts, by_block=end.name != ArmName.BF16_WHOLE)
+        code = "\n".join(compiled_as(form, facts))
+        what = _compile_what(facts, by_block=form != ArmName.BF16_WHOLE)
         yield _step(title, replace(treatment, summary=what, code=code))
 
 

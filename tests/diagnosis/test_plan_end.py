@@ -12,7 +12,8 @@ from fp8doctor.cost.step_cost import with_each, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import NOT_RECORDED, Facts
-from tests.diagnosis.trials import Of, around, compiled_by_block
+from fp8doctor.facts.arm_names import Reason
+from tests.diagnosis.trials import Of, around, compiled_by_block, without_fp8
 from tests.facts_of import DECODER_468M
 from tests.replays import ALL, TESTS
 
@@ -36,6 +37,17 @@ def test_fp8_that_the_cost_model_expects_to_lose_is_left_off(
         plans.append([step.treatment.name for step in plan])
     assert plans[0] == [STAY_IN_BF16]
     assert plans[1] == [*([] if compiled else ["compile-blocks"]), "recipe-tensorwise"]
+
+
+def test_a_plan_that_ends_in_compiled_bf16_with_a_change_compiles() -> None:
+    arms = {"as_is": around(100.0), "bf16_prescribed": around(70.0), "bf16_compiled": Reason.NO_TIME_LEFT}
+    facts = Of(arms, bases={"bf16_prescribed": "bf16_compiled"}).facts(without_fp8())
+    rows = [
+        replace(each, treatments=("fused-optimizer",)) if each.name == "bf16_prescribed" else each
+        for each in facts.trial.arms
+    ]
+    plan = diagnose(replace(facts, trial=replace(facts.trial, arms=(*rows,)))).prescription
+    assert {step.treatment.name for step in plan} == {"compile-blocks", "fused-optimizer"}
 
 
 @pytest.mark.slow
