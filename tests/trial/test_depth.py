@@ -48,6 +48,13 @@ def test_a_model_of_some_blocks_is_measured_whole_where_the_memory_is_roomy_for_
     assert whole or kept(first) == [(2 if as_one else 4,), (6 if as_one else 12,)]
 
 
+@pytest.mark.parametrize(
+    ("blocks", "cuts"), [(5, [()]), (6, [(1,), (2,)]), (8, [(1,), (3,)]), (16, [(2,), (6,)])]
+)
+def test_an_own_graph_is_cut_to_at_most_half_of_its_blocks(blocks: int, cuts: list[tuple[int, ...]]) -> None:
+    assert kept(plans(nn.ModuleList([linears(blocks)]), ["0"], as_one=True, own=True)[0]) == cuts
+
+
 def test_alternating_attention_is_cut_in_whole_patterns() -> None:
     config = Gemma3TextConfig(
         hidden_size=64,

@@ -18,17 +18,15 @@ DEPTHS = ((4, 12), (2, 6), (1, 3))
 """Blocks kept at the two depths, then smaller pairs for little memory. Cuts to 4 and 12 predict an 8B Llama's
 step within 1.4%, 2 and 6 within 3.2% (H200, research/benchmarks/results); 1 and 2 missed by up to 11%."""
 
-DEPTHS_AS_ONE = DEPTHS[1:]
-"""The same if a graph holds several blocks: it is compiled again at each depth, for 30 to 90 s."""
+DEPTHS_AS_ONE = (*DEPTHS[1:], (1, 2))
+"""The same if a graph holds several blocks: it is compiled again at each depth, FP8 for 7 to 12 s a block."""
 
 LEAST_WORTH_CUTTING, LEAST_AS_ONE = 25, 16
-"""Shorter lists are measured whole, because the cuts together would cost about as much. The second is for
-graphs of several blocks: twice the blocks that both cuts compile."""
+"""Shorter lists are measured whole. The second is for graphs of several blocks: twice both cuts."""
 
 MOST_WHOLE = 32
 """Blocks of all lists up to which a model is measured whole, if the memory is large for it and no graph holds
-several blocks. A Llama 3B, 28 blocks, took 12.0 s whole and 11.3 at two cuts; its times were off by 0.7% at
-most instead of 4.1 (H200, research/benchmarks/results/trial_jobs_h200.md)."""
+several blocks. A Llama 3B took as long so, and was off by 0.7% instead of 4.1 (trial_jobs_h200.md)."""
 
 WRAPPED = frozenset((COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD))
 """Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""
@@ -105,17 +103,20 @@ def named_in(model: nn.Module, lists: Iterable[str]) -> list[str]:
     return [names[name] for name in lists if name in names]
 
 
-def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy: bool = False) -> list[Plan]:
+def plans(
+    model: nn.Module, lists: Sequence[str], *, as_one: bool = False, own: bool = False, roomy: bool = False
+) -> list[Plan]:
     """Plan the cuts, then smaller ones for little memory; first none, if no list is worth cutting.
 
-    ``as_one`` says that a graph holds several blocks, ``roomy`` that the memory is large for the model.
+    ``as_one`` says that a graph holds several blocks, ``own`` that the user's takes long to compile, so cuts
+    that compile half of the blocks are worth it. ``roomy`` says that the memory is large for the model.
     """
     stacks = [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
     least, pairs = (LEAST_AS_ONE, DEPTHS_AS_ONE) if as_one else (LEAST_WORTH_CUTTING, DEPTHS)
     worth = [stack for stack in stacks if stack.count >= least]
     short = not worth or (roomy and not as_one and sum(stack.count for stack in stacks) <= MOST_WHOLE)
     there = not any(each.is_meta and not is_stand_in(each) for each in model.parameters())
-    found = [WHOLE] if short and there else []
+    found = list[Plan]()
     for shallow, deep in pairs:
         second = {each.name: each.keep(max(deep, shallow + each.period)) for each in worth or stacks}
         usable = [each for each in worth or stacks if each.keep(shallow) < second[each.name] < each.count]
@@ -123,7 +124,9 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
         made = Plan((*usable,), (base, *({**base, each.name: second[each.name]} for each in usable)))
         if usable and made not in found:
             found.append(made)
-    return found or [WHOLE]
+    blocks = sum(stack.count for stack in stacks)
+    halves = [each for each in found if own and 2 * sum(sum(cut.values()) for cut in each.cuts) <= blocks]
+    return halves or [*([WHOLE] if (short and there) or not found else []), *found]
 
 
 def first_blocks(model: nn.Module, lists: Sequence[str], blocks: int) -> Plan:

@@ -15,6 +15,7 @@ from fp8doctor.examine.compile_marks import compile_mark, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks import recognise
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth
@@ -44,11 +45,13 @@ from fp8doctor.trial.variant import Variant, VariantPlan
 _log = logging.getLogger("fp8doctor")
 
 MOST_LOOKS = 5
-"""Most steps of a cut until each block has run: LayerDrop skips some at random, in 0.1 of the steps by
-default (transformers 5.17), so all of 6 run in one step of two."""
+"""Most steps of a cut until each block has run: LayerDrop skips some, by default in 0.1 of the steps."""
 
 MOST_WARM_UP = 10
 """Most steps of a variant before it is timed: until one compiles nothing, after `LEAST_WARM_UP`."""
+
+MOST_IN_A_GRAPH = 32
+"""Most FP8 layers in a user's graph compiled whole, for 1 to 1.4 s each (H200). A choice: 40% of 90 s."""
 
 Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with its own code."""
@@ -90,8 +93,10 @@ class Bench:
         self.as_one = bool(within and (step_mark(job.training_step) or one_graph(job.model, within)))
         """Whether one graph holds several blocks, so each depth is compiled again."""
         shallow = self.as_one or any(each.plan.if_host_waits for each in attempts)
-        self._usual = depth.plans(root, within, as_one=shallow)
-        self._left = depth.plans(root, within, as_one=shallow, roomy=is_roomy(root, device))
+        in_fp8 = (each.use == "training" for module in root.modules() for each in recognise(module, {}))
+        own = self.as_one and sum(in_fp8) > MOST_IN_A_GRAPH
+        plans = partial(depth.plans, root, within, as_one=shallow, own=own)
+        self._usual, self._left = plans(), plans(roomy=is_roomy(root, device))
         """Plans that were not laid out yet, the deepest first."""
         self.lay_out()
         self.observer = Observer(device)
@@ -166,9 +171,8 @@ class Bench:
     def build(self, attempt: Attempt, until: float = math.inf) -> None:
         """Build the variant at every depth and warm it up, or note why it failed.
 
-        The self-check is built at the first depth only. The build is given up when the clock
-        (``time.monotonic``) passes ``until``; in a user's process, without an alarm, only between two depths.
-        Raises `OriginalTouched` after a write to the user's objects.
+        It is given up when the clock (``time.monotonic``) passes ``until``; in a user's process only between
+        two depths. Raises `OriginalTouched` after a write to the user's objects.
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
