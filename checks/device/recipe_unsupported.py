@@ -82,7 +82,8 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
         if kit.recorded(each, "stack") and kit.recorded(each, "features")
     )
     effect = f"{wanted}: this fails here, or falls back to fp16." if wanted else "Nothing asks for FP8 here."
-    precision = "bf16" if all(map(kit.recipe_support.has_bf16, without)) else "fp16"
+    ampere = all(each.vendor == "amd" or kit.recipe_support.capability(each) >= (8, 0) for each in without)
+    precision = "bf16" if ampere else "fp16"
     fix = kit.Treatment(
         name=kit.treatment_table.ON_THIS_GPU[precision],
         summary=f"train in {precision.upper()} on this GPU, without the conversion to FP8",

@@ -31,11 +31,6 @@ def has_fp8(gpu: Gpu) -> bool:
     return capability(gpu) >= FIRST_WITH_FP8
 
 
-def has_bf16(gpu: Gpu) -> bool:
-    """Return whether it does; NVIDIA's do from Ampere on. Source: Ampere tuning guide."""
-    return gpu.vendor == "amd" or capability(gpu) >= (8, 0)
-
-
 def capability(gpu: Gpu) -> VersionNumbers:
     return numbers(gpu.compute_capability or "0.0")
 

@@ -20,8 +20,7 @@ from fp8doctor.wording import percent, sentence
 
 HOST_SHARE = 0.9
 """Share of a step that begins with an idle GPU after which the host has launched all of it, from which the
-step waits for the host. A choice: with less, the GPU worked on when the host was done. A step that was idle
-for 15% of the time had more than 0.8 (H200)."""
+step waits for the host. A choice; a step that was idle for 15% of the time had more than 0.8 (H200)."""
 
 ALIKE = 1.01
 """Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1%."""
@@ -106,11 +105,8 @@ def beyond_gpu(
     if now is None or own is None:
         return None
     changes = attempt.plan.treatments or attempt.plan.name == ArmName.BF16_WITHOUT_CHECKPOINTING
-    if changes:
-        fits = own <= max(USABLE * gpu_gib, ALIKE * now)
-    else:
-        fits = attempt.plan.name not in BF16_BASELINES or own <= gpu_gib or now > gpu_gib
-    if fits:
+    counts = changes or (attempt.plan.name in BF16_BASELINES and now <= gpu_gib)
+    if not counts or own <= (max(USABLE * gpu_gib, ALIKE * now) if changes else gpu_gib):
         return None
     cuts = " and ".join(map(in_words, plan.cuts))
     usable = f", of which a step may fill {percent(100 * USABLE)}" if changes else ""

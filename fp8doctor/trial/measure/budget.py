@@ -44,8 +44,7 @@ REPORT_S, CLOSING_S, ENDING_SHARE = 4.0, 1.2, 0.12
 that both are at most. A process that lets go of a GPU has 2 s (`fp8doctor.worker.parent.GRACE_S`)."""
 
 ROUNDS_SHARE = 0.2
-"""Share of the budget for rounds that nothing depends on. With 15 rounds instead of 6 a Llama 3B was
-predicted no better (0.3 to 1.5% off, and 1.0 to 1.7), and took 16 s longer (H200, torch 2.11)."""
+"""Share of the budget for rounds that nothing depends on: 15 were no better than 6 (Llama 3B)."""
 
 UNKNOWN_BUILD_S = 10.0
 """Build of a variant that compiles if none of its kind was built: 4 to 13 s by block (H200, torch 2.11)."""
@@ -153,8 +152,7 @@ class Budget:
         """Return the budget, in tens of seconds, for the variants that were left out for time.
 
         For those that decide, if there are any, else for all; None if none was left out. A build may take
-        twice as long as its like: the compiler's caches may hold nothing of it. What a build took that was
-        given up is in the elapsed seconds, and comes once more.
+        twice as long as its like, without its caches; one that was given up comes once more.
         """
         left = [each for each in attempts if each.why in LEFT_OUT_FOR_TIME]
         left = [each for each in left if each.plan.place.decides] or left

@@ -80,8 +80,7 @@ class MemoryWatch:
     def begin(self) -> None:
         """Begin the step that counts; nothing on a CPU.
 
-        It makes cuBLAS's workspaces again, so they are in its peak: 64 to 66 MiB, which 32 of 32 peaks lacked
-        (H200, torch 2.11, research/benchmarks/results/new_jobs_2026-11-29_h200.md).
+        It makes cuBLAS's workspaces again, so they are in its peak: 64 to 66 MiB (H200, torch 2.11).
         """
         if self._device.type == "cuda":
             torch_private.clear_cublas_workspaces()
@@ -134,8 +133,7 @@ def held_apart(job: Job, device: torch.device) -> float:
 def rounding(model: nn.Module, device: torch.device) -> float:
     """Return the share by which tensors on the GPU take more than they hold: torch's allocator rounds up.
 
-    That is 0.11 GiB in the 36 blocks of a 3B model (H200, torch 2.11). 0 on a CPU, and if not all weights are
-    on the GPU: a single number alone takes 128 times what it holds.
+    0 on a CPU, and if not all weights are on the GPU: a single number alone takes 128 times what it holds.
     """
     weights = list(model.parameters())
     if device.type != "cuda" or gib(weights, device) < gib(weights, None):
@@ -179,10 +177,8 @@ def full_peak(plan: Plan, steps: Sequence[StepMemory]) -> float | None:
     """Extrapolate the peak to full depth in GiB, and never below what a step holds at least.
 
     None if a depth is missing, and on a CPU. The peak moves with the depth: few blocks have it at the end of
-    the backward, many at its beginning, and the line through two depths is too low (a 1.7B decoder in one
-    graph at 2 and 6 of 28 blocks: 17.5 GiB instead of 21.4, H200, torch 2.11). The memory at the beginning of
-    the backward is a straight line, and what the backward adds to it does not grow. The higher of the two
-    counts; in 109 of 111 recorded variants they are the same.
+    the backward, many at its beginning, so the line through two depths may be too low (17.5 GiB instead of
+    21.4, H200). The memory at the beginning is a straight line, to which the backward adds the same.
     """
     known = [each.peak_gib for each in steps if each.peak_gib is not None]
     if len(known) < len(plan.cuts):

@@ -36,14 +36,12 @@ def explain(bench: Bench) -> None:
 
 def compared(bench: Bench) -> list[Attempt]:
     """List the step as it is, the fastest BF16, and the fastest other FP8."""
-    as_is, others = list[Attempt](), list[Attempt]()
-    for each in bench.timed:
-        if each.plan.name != ArmName.SELF_CHECK:
-            (as_is if each.plan.name == ArmName.AS_IS else others).append(each)
+    timed = [each for each in bench.timed if each.plan.name != ArmName.SELF_CHECK]
+    as_is = [each for each in timed if each.plan.name == ArmName.AS_IS]
     # The conversions of a BF16 job have the fixes that help BF16 too.
     bf16 = (*BF16_BASELINES, *(() if any(each.plan.fp8 for each in as_is) else (ArmName.BF16_PRESCRIBED,)))
-    in_bf16 = [each for each in others if each.plan.name in bf16]
-    in_fp8 = [each for each in others if each.plan.fp8]
+    in_bf16 = [each for each in timed if each.plan.name in bf16]
+    in_fp8 = [each for each in timed if each.plan.fp8 and each not in as_is]
     return [
         min(group, key=lambda each: interval(full_ms(bench.plan, bench.samples, each.plan)).value)
         for group in (as_is, in_bf16, in_fp8)

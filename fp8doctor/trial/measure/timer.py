@@ -31,9 +31,8 @@ from fp8doctor.trial.measure.attempt import Samples, full_ms
 from fp8doctor.trial.variant import VariantPlan
 
 SETTLING_MS, MOST_STEPS = 150.0, 8
-"""ms of steps that a variant's first block drops, and the most steps of a block. A block begins with an idle
-GPU, whose clocks are too high at the power limit: with three steps a block, six variants were 1.6% too fast,
-with 150 ms 23 variants were 0.6% off (medians, H100, research/benchmarks/results/visits_h100.md)."""
+"""ms of steps that a variant's first block drops, and the most steps of a block. It begins with an idle GPU,
+whose clocks are too high: three steps made variants 1.6% too fast, 150 ms 0.6% (visits_h100.md)."""
 
 SETTLES_ITSELF_MS = 5 * SETTLING_MS
 """Steps longer than this need no warm-up step: settling is at most a fifth of one, which makes 1.6% into
@@ -57,8 +56,7 @@ MOST_WHILE_OPEN = 4
 """Multiples of `MOST_ROUNDS` to take while the question is open: four halve the interval."""
 
 ASKED_EACH = 5
-"""Rounds between two looks at the question: an interval that is tested often leaves 1 by chance. Two even
-steps that vary by 12% a round differ in 16% of windows, and in 21% if tested each round (simulated)."""
+"""Rounds between two looks at the question: an interval that is tested often leaves 1 by chance."""
 
 SHARP = 0.005
 """Stop when half of every variant's interval is within this share of its median."""
