@@ -52,9 +52,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         values = msgspec.structs.astuple(self)
         for (field, is_float, is_prose), value in zip(_layout(type(self)), values, strict=True):
             kind = type(value)
-            if kind in SETTLED or (kind is str and not is_prose and value.isascii()):
+            if kind in SETTLED or (kind is int and not is_float):
                 continue
-            settled = float(value) if is_float and kind is int else settle(value, is_float, is_prose)
+            if kind is str and not is_prose and value.isascii():
+                continue
+            settled = float(value) if kind is int else settle(value, is_float, is_prose)
             if settled is not value:
                 msgspec.structs.force_setattr(self, field, settled)
 
