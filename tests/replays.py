@@ -20,6 +20,9 @@ ALL = [
     for path in files(TESTS / folder / "recorded")
 ]
 
+JOBS = [*{(path.parts[-3], name_of(path).partition("-")[2]): path for path in reversed(ALL)}.values()]
+"""One recording of each job, for what does not depend on the GPU that timed it."""
+
 
 class Replay(NamedTuple):
     """What this version says of one recording."""

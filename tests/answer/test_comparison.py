@@ -34,7 +34,7 @@ def untimed(name: str) -> Facts:
 def test_then_is_the_estimate_of_the_fixed_job() -> None:
     """Carried out, a plan makes the job whose own estimate it promised, for as many tokens."""
     held, wrong = Counter[str](), {}
-    for path in replays.ALL:
+    for path in replays.JOBS:
         facts = replace(read_saved(path)[0], trial=NOT_RECORDED, observed=NOT_RECORDED)
         for job in (facts, if_recorded(in_bf16, facts)):
             report = diagnose(job) if job else None

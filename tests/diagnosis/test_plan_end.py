@@ -15,7 +15,7 @@ from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.arm_names import Reason
 from tests.diagnosis.trials import Of, around, compiled_by_block, without_fp8
 from tests.facts_of import DECODER_468M
-from tests.replays import ALL, TESTS
+from tests.replays import JOBS, TESTS
 
 
 def narrow() -> Facts:
@@ -54,7 +54,7 @@ def test_a_plan_that_ends_in_compiled_bf16_with_a_change_compiles() -> None:
 def test_a_job_gets_the_same_plan_whoever_made_its_batch() -> None:
     """But for advice about the batch itself, which only its owner can use."""
     same, differ = 0, {}
-    for path in ALL:
+    for path in JOBS:
         facts = replace(read_saved(path)[0], trial=NOT_RECORDED, observed=NOT_RECORDED)
         if facts.get("workload.batch_source") is None:
             continue
