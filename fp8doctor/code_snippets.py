@@ -63,7 +63,6 @@ def with_imports(code: str) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _parsed(code: str) -> ast.Module | None:
-    """Parse a snippet; None if it is not Python."""
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -42,7 +42,6 @@ def arm(facts: Facts, name: str) -> Arm | None:
 
 
 def lacked_time(planned: Arm) -> bool:
-    """Return whether the budget left no time for a variant."""
     return not planned.get("tried", True) and why_of(planned) in LEFT_OUT_FOR_TIME
 
 

@@ -14,7 +14,7 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost.layer import is_known, linear_cost, recipe_on
 from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
-from fp8doctor.cost.step_cost import UNCERTAINTY
+from fp8doctor.cost.step_cost import UNCERTAINTY, with_tokens
 from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import recipe_of, stack_of
@@ -60,7 +60,7 @@ def gain_of(linear: Linear, facts: Facts, gpu: GpuSpec | None, rows: int | None 
     """Model one layer's gain; None without numbers."""
     rows = rows or rows_of(linear, facts) or facts.workload.tokens
     cost = linear_cost(linear, rows, gpu) if gpu is not None and rows is not None else None
-    if gpu is None or cost is None:
+    if cost is None:
         return None
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     return Gain(cost.bf16_ms, cost.fp8_ms, cost.casts_ms, times)
@@ -104,17 +104,8 @@ def crossing(facts: Facts) -> tuple[int, float, float] | None:
     loses = bool(now) and speedup(now) * (1 + UNCERTAINTY) < 1
     if not loses or not tokens or not is_given(facts) or fp8_pays(facts):
         return None
-    gpu, at_present = modelled_gpu(facts), tokens
-    layers = [(linear, rows) for linear in judged(facts) if (rows := rows_of(linear, facts))]
-
-    def with_tokens(more: int) -> float:
-        found = [gain_of(linear, facts, gpu, rows=rows * more // at_present) for linear, rows in layers]
-        then = [gain for gain in found if gain is not None]
-        return speedup(then) if then else 0.0
-
-    if (pays := first_that_pays(tokens, with_tokens)) is None:
-        return None
-    return pays[0], speedup(now), pays[1]
+    pays = first_that_pays(tokens, lambda more: speedup(gains(with_tokens(facts, more)).values()))
+    return (pays[0], speedup(now), pays[1]) if pays else None
 
 
 def first_that_pays(tokens: int, speedup_with: Callable[[int], float]) -> tuple[int, float] | None:
@@ -146,9 +137,7 @@ def _too_small(linear: Linear, facts: Facts) -> bool:
     rows = None if by_row and is_given(facts) else MANY_TOKENS
     best = replace(linear, recipe="tensorwise") if by_row else linear
     then = gain_of(best, facts, gpu, rows=rows)
-    if then is None:
-        return not by_row
-    return speedup([then]) < (1 / (1 + ERROR) if by_row else 1 + EVEN)
+    return then is not None and speedup([then]) < (1 / (1 + ERROR) if by_row else 1 + EVEN)
 
 
 def losing(facts: Facts, by: float = UNCERTAINTY) -> dict[str, Gain]:

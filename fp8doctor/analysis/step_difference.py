@@ -187,7 +187,6 @@ def parts_in_words(found: Waterfall) -> str:
 
 
 def signed(ms: float, digits: int = 1) -> str:
-    """Write a change in ms with its sign."""
     return f"{'−' if ms < 0 else '+'}{abs(ms):,.{digits}f}"
 
 

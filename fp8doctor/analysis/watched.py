@@ -26,7 +26,6 @@ def counts(ms: float, step_ms: float) -> bool:
 
 
 def step_ms(observed: Observation) -> float | None:
-    """Read the median of the watched steps."""
     return median(observed.steps_ms) if observed.steps_ms else None
 
 

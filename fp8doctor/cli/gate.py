@@ -32,8 +32,6 @@ MAX_REGRESSION_PCT = 5.0
 
 
 class Gate(Struct, frozen=True):
-    """Requirements for a report."""
-
     fail_on: Severity | None = None
     """None: findings do not count."""
     require_fp8: bool = False

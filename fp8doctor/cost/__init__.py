@@ -6,20 +6,6 @@ Checks read these names as ``kit.cost``.
 
 from fp8doctor.cost.gemm import PADDED, amdahl, large_gemm_speedup
 from fp8doctor.cost.layer import mxfp8_experts
-from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, routed_rows, rows_of, rows_seen
+from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, routed_rows, rows_seen
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.gpus import modelled_gpu
-
-__all__ = [
-    "PADDED",
-    "amdahl",
-    "is_grouped",
-    "large_gemm_speedup",
-    "micro_batches",
-    "modelled_gpu",
-    "mxfp8_experts",
-    "routed_rows",
-    "rows_of",
-    "rows_seen",
-    "with_linears_compiled",
-]

@@ -19,7 +19,7 @@ MUST_NOT = ("CMP001", "CMP002", "MOD003", "fp8-backend-misspelled")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def build_model(layers: int = 2) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def small_llama(layers: int) -> torch.nn.Module:
     config = LlamaConfig(
         hidden_size=256,
         intermediate_size=1024,
@@ -28,7 +28,11 @@ def build_model(layers: int = 2) -> tuple[torch.nn.Module, torch.optim.Optimizer
         vocab_size=8192,
         use_cache=False,
     )
-    model = LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
+
+
+def build_model(layers: int = 2) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = small_llama(layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = Accelerator(mixed_precision="bf16").prepare(model, optimizer)
     return model, optimizer

@@ -8,7 +8,9 @@ os.environ["FP8_BACKEND"] = "TE"
 
 import torch
 from accelerate import Accelerator
-from transformers import LlamaConfig, LlamaForCausalLM
+from env_overridden import example_batch, small_llama
+
+__all__ = ["build_model", "example_batch"]
 
 MUST = ("fp8-setting-without-effect", "CMP001")
 MUST_NOT = (
@@ -20,24 +22,9 @@ MUST_NOT = (
     "CMP002",
 )
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
 
 def build_model(layers: int = 2) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        vocab_size=8192,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config)
+    model = small_llama(layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer = Accelerator().prepare(model, optimizer)
     return model, optimizer
-
-
-def example_batch() -> dict[str, torch.Tensor]:
-    tokens = torch.randint(0, 8192, (2, 128), device=DEVICE)
-    return {"input_ids": tokens, "labels": tokens}

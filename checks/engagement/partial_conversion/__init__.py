@@ -101,18 +101,16 @@ def lines(reason: Reason, layers: list[kit.Linear], left: list[kit.Linear], fact
 
 
 def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
-    """Whether FP8 makes this layer faster: by torchao's filter, the fixes, and the cost model."""
+    """Whether FP8 makes this layer faster: by torchao's filter, the fixes, and the model where it can."""
     by_row = linear.role == "experts" or kit.recipes.recipe_of(fp8[0]).granularity == "row"
     loses = kit.if_recorded(kit.layer_gain.would_lose, linear, facts, fp8[0].recipe)
     if loses or kit.layers.too_small(linear, rowwise=by_row):
         return False
-    gpu = kit.cost.modelled_gpu(facts)
-    known = kit.layer_gain.is_given(facts) and kit.cost.rows_of(linear, facts)
     unmodelled = linear.role == "experts" or linear.features.get("own_forward")
-    if not known or unmodelled or gpu is None or not gpu.fp8_tflops:
+    if unmodelled or not kit.layer_gain.is_given(facts):
         return True
-    gain = kit.layer_gain.gain_of(linear, facts, gpu)
-    return gain is not None and not gain.loses(-kit.layer_gain.ERROR)
+    gain = kit.layer_gain.gain_of(linear, facts, kit.cost.modelled_gpu(facts))
+    return gain is None or not gain.loses(-kit.layer_gain.ERROR)
 
 
 def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
