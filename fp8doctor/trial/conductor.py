@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -121,8 +122,9 @@ def _refuse_unready(job: Job) -> None:
 
 @contextmanager
 def left_alone(job: Job, run: TrialRun) -> Iterator[list[str]]:
-    """Guard what is the user's; in their process put it back at the end, and name what was changed."""
-    guard = run.guard = Guard(job)
+    """Guard the model; in the user's process all that is theirs, put back at the end. Yield what changed."""
+    alone = replace(job, loss=None, training_step=None, optimizer=None, other_optimizers=())
+    guard = run.guard = Guard(alone if run.own_process else job)
     if run.own_process:
         run.apart_gib = held_apart(job, run.device)
         with trial_modes(), guard.standing():
@@ -130,7 +132,7 @@ def left_alone(job: Job, run: TrialRun) -> Iterator[list[str]]:
         return
     run.teller.say("noting the state of the model", None)
     before = guard.sums()
-    with restored(job) as changed, guard.standing():
+    with restored(job, guard) as changed:
         yield changed
         run.teller.say("looking at what was changed", None)
     try:

@@ -60,7 +60,7 @@ def a_trial(job: Job, at: int | None, *, twice: bool) -> list[Event]:
     """Do what a trial does to the user's things, interrupted at this event, and before the put-back with
     ``twice``. Return the events."""
     guard = Guard(job)
-    with interrupted(at) as events, suppress(KeyboardInterrupt), restored(job), guard.standing():
+    with interrupted(at) as events, suppress(KeyboardInterrupt), restored(job, guard):
         for parameter in job.model.parameters():
             parameter.grad = None
         job.model.eval()

@@ -112,7 +112,8 @@ def stepped(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
     model, memo = replicate(plain.model, device=CPU)
     optimizer = optimizer_for(plain, model.parameters(), memo)
     give_own_code(model)
-    with Guard(plain).armed():
+    guard = Guard(plain)
+    with guard.standing(), guard.armed():
         training_step(plain, Variant(model, job.batch, None, plain.around), optimizer, CPU)()
     return model, optimizer
 

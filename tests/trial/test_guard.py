@@ -12,9 +12,14 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fp8doctor import inspect_model
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Target, Trial, Workload
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.measure.budget import Budget, TrialRun
+from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.state.users import OPTIMIZER
+from fp8doctor.trial.variant import VariantPlan
 from research.reliability.everything import everything
+from tests.trial.conducted import conduct
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
@@ -97,6 +102,22 @@ def test_a_step_that_would_change_what_is_the_users_is_refused(way: str, given: 
     trial = mine.trial(step, given)
     assert ((trial.reason or "").startswith(reason), trial.arms) == (True, ())
     assert everything(mine) == before
+
+
+def test_a_process_of_the_trials_own_may_change_what_is_not_the_model() -> None:
+    """A model file's step that updates an average or steps another optimizer is timed; nobody trains on."""
+    mine = Mine()
+    second = torch.optim.SGD(mine.other.parameters(), lr=0.1)
+
+    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        mine.other(batch).sum().backward()
+        second.step()
+        return loss_of(copied, batch)
+
+    given = {"batch": X, "optimizer": mine.optimizer, "training_step": step}
+    job = Job(mine.model, Target(), Workload(accumulate=1), **given)  # type: ignore[arg-type]
+    run = TrialRun(torch.device("cpu"), Budget(600), own_process=True)
+    assert conduct(job, [], [VariantPlan("as_is", as_it_is)], run).arms[0].tried
 
 
 SCHEDULED = f"it changed what it had to leave alone: {OPTIMIZER}"

@@ -1,7 +1,8 @@
 """Replicas of real models: they run themselves, keep every mark, and the guard catches those that do not."""
 
 import functools
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -32,8 +33,11 @@ class Stack(nn.Module):
 X = torch.ones(4, 32)
 
 
-def guarded(original: nn.Module) -> AbstractContextManager[None]:
-    return Guard(Job(model=original, target=Target(), workload=Workload())).armed()
+@contextmanager
+def guarded(original: nn.Module) -> Iterator[None]:
+    guard = Guard(Job(model=original, target=Target(), workload=Workload()))
+    with guard.standing(), guard.armed():
+        yield
 
 
 def runs_itself(original: nn.Module, replica: nn.Module, x: Any = X) -> None:

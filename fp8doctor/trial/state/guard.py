@@ -52,7 +52,6 @@ class Guard:
         self._tensors: dict[int, tuple[str, str, torch.Tensor]] = {}
         self._parts: list[_Part] = []
         self._refused: list[str] = []
-        self._standing = False
         self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
         named = ((f"{type(each).__name__}, which the step names", each) for each in others)
         for owner, module in (("the original", job.model), *named):
@@ -64,8 +63,7 @@ class Guard:
             words = f"{words}; a loss that is a module is copied"
             self._tensors.setdefault(id(tensor), ("parameters", words, tensor))
         for kind, name, tensor in self._tensors.values():
-            attached = getattr(tensor, "__dict__", {}).values()  # such as Megatron's ``main_grad``
-            self._note(kind, name, tensor, *(each for each in attached if isinstance(each, torch.Tensor)))
+            self._note(kind, name, tensor)
             if tensor.is_leaf and tensor.grad is not None:
                 self._note("gradients", f"the gradient of {name}", tensor.grad)
         for optimizer in self._optimizers:
@@ -111,41 +109,32 @@ class Guard:
     @contextmanager
     def standing(self) -> Iterator[None]:
         """Refuse to run the original, give it gradients, or step its optimizer: no measured time."""
-        self._standing = True
-        try:
-            with ExitStack() as stack:
-                stack.callback(register_optimizer_step_pre_hook(self._refuse_step).remove)
-                for name, module in self._modules.items():
-                    words = f"it runs {name!r} of the original" if name else "it runs the original itself"
-                    stack.callback(module.register_forward_pre_hook(partial(self._refuse, words)).remove)
-                for _, name, leaf in self._tensors.values():
-                    if leaf.requires_grad:
-                        had_hooks = leaf._backward_hooks is not None
-                        refuse = partial(self._refuse, f"its backward would reach {name}")
-                        handle = leaf.register_hook(refuse)  # type: ignore[no-untyped-call]
-                        stack.callback(_remove, handle, leaf, had_hooks)
-                yield
-        finally:
-            self._standing = False
+        with ExitStack() as stack:
+            stack.callback(register_optimizer_step_pre_hook(self._refuse_step).remove)
+            for name, module in self._modules.items():
+                words = f"it runs {name!r} of the original" if name else "it runs the original itself"
+                stack.callback(module.register_forward_pre_hook(partial(self._refuse, words)).remove)
+            for _, name, leaf in self._tensors.values():
+                if leaf.requires_grad:
+                    had_hooks = leaf._backward_hooks is not None
+                    refuse = partial(self._refuse, f"its backward would reach {name}")
+                    handle = leaf.register_hook(refuse)  # type: ignore[no-untyped-call]
+                    stack.callback(_remove, handle, leaf, had_hooks)
+            yield
 
     def look(self) -> None:
         """Raise `OriginalTouched` between two steps if one of them wrote to something of the user's."""
         name = next((part.name for part in self._parts if part.written), None)
-        if self._standing and name is not None:
+        if name is not None:
             raise OriginalTouched(f"it writes to {name}")
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Refuse every write too, for a first step; raise at the end if the step swallows that."""
+        """Refuse every write too, for a first step while it stands; raise at the end if that is swallowed."""
         self.look()
         refused = len(self._refused)
         try:
-            with ExitStack() as stack:
-                if not self._standing:
-                    stack.enter_context(self.standing())
-                stack.enter_context(
-                    _Writes({part.storage: part.name for part in reversed(self._parts)}, self._refuse)
-                )
+            with _Writes({part.storage: part.name for part in reversed(self._parts)}, self._refuse):
                 yield
                 self.look()
         except Exception as error:
@@ -157,7 +146,7 @@ class Guard:
 
     def _refuse(self, what: str, *_: object) -> None:
         """Refuse it to the trial and to threads that its steps start, not to the user's other threads."""
-        if self._standing and threading.get_ident() not in self._others:
+        if threading.get_ident() not in self._others:
             self._refused.append(what)
             raise OriginalTouched(what)
 

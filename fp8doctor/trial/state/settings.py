@@ -25,6 +25,7 @@ from fp8doctor.stacks import te_private, torch_private
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.torch_private import compiled_entries
 from fp8doctor.stacks.transformer_engine import autocast_with
+from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.users import Contents, PutBack, contents, noted_objects, put_back, restore
 
 _log = logging.getLogger("fp8doctor")
@@ -121,11 +122,12 @@ def trial_modes() -> Iterator[None]:
 
 
 @contextmanager
-def restored(job: Job) -> Iterator[list[str]]:
+def restored(job: Job, guard: Guard) -> Iterator[list[str]]:
     """Put back everything that replicas may change, also after an interrupt.
 
     Settings are put back silently, because a user's own forward may change them. Changes of the user's model
-    are named in the list that the context gives. Inside are `trial_modes`, which put autograd's modes back.
+    are named in the list that the context gives. Inside are `trial_modes`, and the
+    guard stands.
     """
     settings = [noted for each in _settings() if (noted := _noted(*each)) is not None]
     objects = noted_objects(job)
@@ -149,6 +151,7 @@ def restored(job: Job) -> Iterator[list[str]]:
     try:
         try:
             with signals_deferred():
+                last_first.enter_context(guard.standing())
                 last_first.enter_context(trial_modes())
             yield named
         finally:
