@@ -30,7 +30,7 @@ from fp8doctor.answer.sentences import PARTS
 from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import invalidates
-from fp8doctor.diagnosis.estimate import changes_fp8_alone, why_not_estimated
+from fp8doctor.diagnosis.estimate import Expected, changes_fp8_alone
 from fp8doctor.diagnosis.plan import COMPILATION, CONVERTS
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
@@ -357,7 +357,7 @@ def a_missing_estimate_has_its_own_reason(report: Report) -> None:
     if not recorded(facts, "network.linears"):
         return
     takes = uses_fp8(facts) or to_convert(facts)
-    assert not takes or TAKES_NONE not in (why_not_estimated(facts, ()), report.answer.unknown)
+    assert not takes or TAKES_NONE not in (Expected(facts, ()).why_not, report.answer.unknown)
 
 
 def a_variant_has_one_name(found: Replay) -> None:

@@ -28,7 +28,7 @@ from fp8doctor.answer.sentences import box
 from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.estimate import changes_fp8, compiles, converts, expected_speedup, is_modelled
+from fp8doctor.diagnosis.estimate import Expected, changes_fp8, compiles, converts, is_modelled
 from fp8doctor.facts import Arm, Facts, Observation, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -200,7 +200,7 @@ def a_measured_time_bounds_every_estimate(path: Path) -> None:
         if now and bf16 and not now.in_fp8 and now.ms.basis == "measured" and bf16.ms.basis == "modelled":
             assert bf16.ms.value <= now.ms.value
     watched = in_a_script(path)
-    expects = watched and expected_speedup(watched.facts, watched.findings)
+    expects = watched and Expected(watched.facts, watched.findings).now
     own = watched and if_recorded(modelled_speedup, watched.facts)
     if expects and own and own.now and expects.ran_ms and expects.now:
         assert expects.now.value == pytest.approx(own.now.value)

@@ -29,7 +29,7 @@ from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import without_fp8
-from fp8doctor.diagnosis.estimate import compiles, why_not_estimated
+from fp8doctor.diagnosis.estimate import Expected, compiles
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding, Outcome, Saving
@@ -192,12 +192,12 @@ def answer(
     findings: Sequence[Finding],
     steps: Sequence[Step],
     outcomes: Sequence[Outcome],
-    every: Sequence[Finding],
+    expected: Expected,
 ) -> Answer:
-    """Answer for a job whose plan is ``steps``; of ``every`` finding a user wants to see ``findings``."""
+    """Answer for a job whose plan is ``steps`` and whose user wants to see ``findings``."""
     facts = view.facts
     known = recorded(facts, "network")
-    compared = comparison(view, every, steps) if known else Comparison()
+    compared = comparison(view, expected, steps) if known else Comparison()
     steps, speedup = with_its_gain(steps, compared), compared.speedup
     errors = [each for each in findings if each.severity == "error"]
     fault = fault_of(facts, findings)
@@ -239,7 +239,7 @@ def answer(
         whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
         doubts=tuple(_doubts(view)) if view.on_gpu else (),
-        unknown="" if speedup or fault or state or not known else _unknown(view, every, compared.after),
+        unknown="" if speedup or fault or state or not known else _unknown(view, expected, compared.after),
         takes_no_fp8=not has_fp8 and bool(nothing),
         is_decided=view.is_decided,
         steps=if_recorded(timed_steps, view),
@@ -265,7 +265,7 @@ def _unchecked(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     return tuple(AREAS.get(each, each) for each in SLOWS if each in areas)
 
 
-def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
+def _unknown(view: TrialView, expected: Expected, after: str) -> str:
     """Say why there is no speedup, timed or estimated."""
     tried = [each for each in view.facts.arms() if each.get("tried")]
     untimed = None if view.as_is else as_is(view.facts)
@@ -276,7 +276,7 @@ def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
         return TAKES_NONE
     if view.late_bf16 or view.late_fp8:
         return ""  # what has to be timed first is open
-    return f"only the step {after} can be estimated" if after else why_not_estimated(view.facts, findings)
+    return f"only the step {after} can be estimated" if after else expected.why_not
 
 
 def _doubts(view: TrialView) -> Iterator[str]:

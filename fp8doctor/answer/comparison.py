@@ -16,18 +16,11 @@ from fp8doctor.analysis.step_difference import REST, UNEXPLAINED, alike, breakdo
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, recipe_in_words, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.estimate import (
-    begins_fp8,
-    expected_speedup,
-    is_modelled,
-    planned_speedup,
-    stays_in_bf16,
-    stops_first,
-)
+from fp8doctor.diagnosis.estimate import Expected, begins_fp8, is_modelled, stays_in_bf16, stops_first
 from fp8doctor.diagnosis.savings import together
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
-from fp8doctor.finding import Finding, Saving
+from fp8doctor.finding import Saving
 
 
 class Comparison(Struct, frozen=True):
@@ -64,12 +57,12 @@ class Comparison(Struct, frozen=True):
         return self.speedup is not None and self.speedup.basis == "measured"
 
 
-def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
+def comparison(view: TrialView, expected: Expected, steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
-    found = if_recorded(_timed, view, findings, tuple(steps)) if view.table else None
+    found = if_recorded(_timed, view, expected, tuple(steps)) if view.table else None
     if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.late_fp8):
         return found
-    estimate = if_recorded(_estimated, view, findings, tuple(steps))
+    estimate = if_recorded(_estimated, view, expected, tuple(steps))
     if found and found.bf16 and estimate and estimate.fp8 and estimate.speedup:
         bf16_ms, speedup = found.bf16.ms.value, estimate.speedup
         ms = Number(bf16_ms / speedup.value, bf16_ms / speedup.high, bf16_ms / speedup.low, "modelled")
@@ -78,13 +71,13 @@ def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
     return found or estimate or Comparison(now=now, fp8=now if now and now.in_fp8 else None)
 
 
-def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
+def _timed(view: TrialView, expected: Expected, steps: Sequence[Step]) -> Comparison:
     """Compare what a GPU timed, and in the place of a BF16 that had no time its estimate."""
     now, bf16 = view.as_is, view.bf16
     fp8 = now if view.uses_fp8 else None if view.late_fp8 else view.fp8
     if fp8 and not view.uses_fp8:
         bf16 = view.fair_bf16(fp8)  # it has the fixes that help BF16 too, as the conversion has
-    expects = expected_speedup(view.facts, findings) if view.late_bf16 and now else None
+    expects = expected.now if view.late_bf16 and now else None
     estimated = None
     if view.late_bf16 and now and expects and expects.now:
         estimated = _late_bf16(view.late_bf16.name, now, expects.now, view)
@@ -149,9 +142,9 @@ def _over(fp8: Variant, now: Variant, bf16: Number, view: TrialView) -> Number:
     return holding(gain.value * value, gain.low * low, gain.high * high, "modelled")
 
 
-def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:
+def _estimated(view: TrialView, expected: Expected, steps: Sequence[Step]) -> Comparison | None:
     """Compare estimates with each other, and with the watched step if there is one; None without numbers."""
-    expects = expected_speedup(view.facts, findings)
+    expects = expected.now
     if expects is None:
         return None
     bf16_ms, ran = expects.bf16_ms, view.watched if expects.ran_ms else None
@@ -180,7 +173,7 @@ def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
         gpu=expects.gpu,
         after=expects.after,
     )
-    return _with_plan(found, expects, view.facts, findings, steps) if steps else found
+    return _with_plan(found, expects, expected, steps) if steps else found
 
 
 def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
@@ -192,9 +185,7 @@ GAIN = 0.01
 """Gain of a modelled step, from which the plan changes what the cost model knows. A choice."""
 
 
-def _with_plan(
-    found: Comparison, expects: Estimate, facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]
-) -> Comparison:
+def _with_plan(found: Comparison, expects: Estimate, expected: Expected, steps: Sequence[Step]) -> Comparison:
     """Add the estimated step with the plan, for as many tokens; nothing prices what makes a job fit.
 
     A plan stays in BF16 only if FP8 is not faster, so BF16 takes at most as long as now. A watched step waits
@@ -202,11 +193,11 @@ def _with_plan(
     """
     now, bf16_ms = expects.now, expects.bf16_ms
     fits = (step for step in steps if recorded(step, "peak_gib"))
-    if stops_first(facts, findings) or not all(map(is_modelled, fits)):
+    if stops_first(expected.facts, expected.findings) or not all(map(is_modelled, fits)):
         return found
     now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
     end, over, ms = found.bf16, None, None
-    planned = planned_speedup(facts, findings, steps)
+    planned = expected.planned(steps)
     as_many = expects.tokens / planned.tokens if planned else 1.0
     with_fixes_ms = as_many * planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
     found = replace(found, is_fair=bf16_ms / with_fixes_ms - 1 >= GAIN)

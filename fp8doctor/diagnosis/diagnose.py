@@ -14,6 +14,7 @@ from fp8doctor.answer.commands import run_again
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool
+from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.diagnosis.plan import make_plan, prescribe
 from fp8doctor.diagnosis.savings import run, with_measured_savings
 from fp8doctor.facts import Facts
@@ -39,10 +40,11 @@ def diagnose(
     catalogue = registry.select(known, select, ignore)
     findings, outcomes = with_measured_savings(view, *run(catalogue, facts))
     every = findings if catalogue == known else with_measured_savings(view, *run(known, facts))[0]
-    prescription = make_plan(view, findings, every)
+    expected = Expected(facts, every)
+    prescription = make_plan(view, findings, expected)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
-    said = answer(view, findings, prescription, outcomes, every)
+    said = answer(view, findings, prescription, outcomes, expected)
     told = verdict(said, facts, box(said).summary)
     return Document(
         tool=written_by or tool(),

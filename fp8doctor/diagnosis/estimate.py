@@ -1,6 +1,7 @@
 """The estimate of a job, as far as its findings let the cost model speak of it: as it is, and with a plan."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
@@ -16,25 +17,46 @@ from fp8doctor.facts import Facts, Unrecorded, path_of
 from fp8doctor.finding import Finding, Treatment
 
 
-def expected_speedup(
-    facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatment] = ()
-) -> Estimate | None:
-    """Model the speedup of a job's FP8 with these fixes, or of its conversion; None if that is unknown."""
-    try:
-        return _expected(facts, findings, fixes)
-    except (NoNumbers, Unrecorded):
-        return None
+class Expected:
+    """What the cost model expects of a job, as far as all of its findings let it: of each step asked once."""
 
+    def __init__(self, facts: Facts, findings: Sequence[Finding]) -> None:
+        self.facts, self.findings = facts, findings
 
-def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
-    """Say why the cost model has no speedup for a job, nor for its conversion; empty if it has one."""
-    try:
-        _expected(facts, findings)
-    except NoNumbers as missing:
-        return str(missing)
-    except Unrecorded as missing:
-        return f"{path_of(missing)} was not recorded"
-    return ""
+    @cached_property
+    def _tried(self) -> tuple[Estimate | None, str]:
+        try:
+            return _expected(self.facts, self.findings), ""
+        except NoNumbers as missing:
+            return None, str(missing)
+        except Unrecorded as missing:
+            return None, f"{path_of(missing)} was not recorded"
+
+    @property
+    def now(self) -> Estimate | None:
+        """The speedup of the job's FP8, or of its conversion; None if that is unknown."""
+        return self._tried[0]
+
+    @property
+    def why_not(self) -> str:
+        """Say why there is none; empty if there is."""
+        return self._tried[1]
+
+    def planned(self, steps: Sequence[Step]) -> Estimate | None:
+        """Model the step with the tokens, the recipe and the layers in BF16 that the plan asks for, or None.
+
+        Also None if the plan brings FP8 that it does not compile: a modelled conversion has compiled layers.
+        """
+        # what an estimate calls best is compiled and converted already
+        changes = [step.treatment for step in steps if not (compiles(step) or converts(step))]
+        try:
+            found = _expected(self.facts, self.findings, changes) if changes else self.now
+        except (NoNumbers, Unrecorded):
+            return None
+        if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
+            return found
+        is_compiled = all(each.compiled is not None for each in to_convert(self.facts))
+        return found if is_compiled or any(map(compiles, steps)) else None
 
 
 def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatment] = ()) -> Estimate:
@@ -68,25 +90,8 @@ def as_it_runs(facts: Facts, findings: Iterable[Finding]) -> tuple[Facts, list[F
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say why there is no estimate of a job's FP8, or why it has none."""
-    reason = why_not_estimated(facts, findings)
+    reason = Expected(facts, findings).why_not
     return why_not_engaged(facts) or f"No estimate{reason and f': {reason}'}."
-
-
-def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]) -> Estimate | None:
-    """Model the step with the tokens, the recipe and the layers in BF16 that the plan asks for, or None.
-
-    Also None if the plan brings FP8 that it does not compile: a modelled conversion has compiled layers.
-    """
-    # what an estimate calls best is compiled and converted already
-    changes = [step.treatment for step in steps if not (compiles(step) or converts(step))]
-    found = expected_speedup(facts, findings, changes)
-    if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
-        return found
-    return (
-        found
-        if any(map(compiles, steps)) or all(each.compiled is not None for each in to_convert(facts))
-        else None
-    )
 
 
 def stops_first(facts: Facts, findings: Iterable[Finding]) -> bool:

@@ -31,13 +31,11 @@ from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, without_fp8
 from fp8doctor.diagnosis.estimate import (
+    Expected,
     changes_fp8,
     changes_fp8_alone,
     compiles,
-    expected_speedup,
     fixed_checks,
-    planned_speedup,
-    why_not_estimated,
 )
 from fp8doctor.diagnosis.fitting import fitted, within_memory
 from fp8doctor.diagnosis.savings import on_the_way
@@ -59,8 +57,8 @@ COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
 
 
-def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Finding]) -> tuple[Step, ...]:
-    """Choose the changes that ``findings`` propose, by what ``every`` finding says of the job; order them."""
+def make_plan(view: TrialView, findings: Sequence[Finding], expected: Expected) -> tuple[Step, ...]:
+    """Choose the changes that ``findings`` propose, by times and by what is ``expected``; order them."""
     proposed = within_memory(prescribe(findings, view.facts), view.facts)
     asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
     others = [step for step in proposed if step is not asked]
@@ -68,9 +66,9 @@ def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Find
     if view.end is not None:
         chosen = if_recorded(_to_the_end, view.end, others, asked, view, broken)
     else:
-        chosen = if_recorded(_untimed, others, asked, view.facts, every, broken)
+        chosen = if_recorded(_untimed, others, asked, expected, broken)
     steps = proposed if chosen is None else chosen
-    steps = if_recorded(_with_a_start, steps, view, every) or steps
+    steps = if_recorded(_with_a_start, steps, view, expected) or steps
     needed = _in_one_conversion(_converted_first(_needed(steps, view.facts)), view.facts)
     return tuple(fitted([*_headed(needed, findings)], view.facts))
 
@@ -196,19 +194,23 @@ def _fixing_too(step: Step, others: Iterable[Step]) -> Step:
 def _untimed(
     proposed: Sequence[Step],
     gives_up: Step | None,
-    facts: Facts,
-    findings: Sequence[Finding],
+    expected: Expected,
     broken: frozenset[str],
 ) -> tuple[Step, ...]:
     """Keep what the findings propose, or leave FP8 off if it loses with all of that by the cost model."""
+    facts = expected.facts
     others = [*_needed(proposed, facts)]
-    expects = if_recorded(planned_speedup, facts, findings, others)
+    expects = if_recorded(expected.planned, others)
     if expects and expects.loses:
         if not gives_up and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
             title = f"FP8 would run at {expects.best.value:.2f}x the speed of BF16"
             slower = stay_in_bf16(facts, f"{'even fixed, ' * bool(others)}FP8 is slower (estimated)")
             gives_up = _step(f"{title} (estimated for {expects.gpu})", slower)
-    elif gives_up and (expects or all(each.severity != "error" for each in findings)) and uses_fp8(facts):
+    elif (
+        gives_up
+        and (expects or all(each.severity != "error" for each in expected.findings))
+        and uses_fp8(facts)
+    ):
         gives_up = None  # its speed is open: the estimate's range holds 1, or there is none
     not_here = ON_THIS_GPU.values()  # the GPU has no FP8
     gives_up = gives_up or next((each for each in others if each.treatment.name in not_here), None)
@@ -328,11 +330,11 @@ def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
         yield _step(title, replace(treatment, summary=what, code=code))
 
 
-def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
+def _with_a_start(steps: Sequence[Step], view: TrialView, expected: Expected) -> tuple[Step, ...]:
     """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
-    facts, fault = view.facts, fault_of(view.facts, findings)
+    facts, fault = view.facts, fault_of(view.facts, expected.findings)
     stops = fault is not None and fault.status != "does_not_fit"
-    converts_none = why_not_estimated(facts, findings) == TAKES_NONE and not any(map(changes_fp8, steps))
+    converts_none = expected.why_not == TAKES_NONE and not any(map(changes_fp8, steps))
     if not stops and converts_none and if_recorded(waits_for_linears, facts):
         return (*steps, _step("FP8 takes an nn.Linear, and this model has Conv1D in its place", CONV1D))
     if view.on_gpu and view.as_is is not None:
@@ -352,7 +354,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
         return tuple(steps)
     in_fp32 = []
     stored = any(each.use == "storage" for each in facts.network.linears)
-    added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(facts, findings)]
+    added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(expected)]
     leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
     if not asked and not leaves and if_recorded(runs_in_fp32, facts):
         treatment = describe(AUTOCAST_BF16, facts)  # estimates are of BF16; the optimizer keeps fp32 weights
@@ -362,9 +364,9 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     return (*in_fp32, *added, *steps, *filter(None, [last]))
 
 
-def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:
+def _converting(expected: Expected) -> Iterator[Step]:
     """Convert a model that surely gains from FP8 by its estimate, then compile it."""
-    expects = if_recorded(expected_speedup, facts, findings)
+    facts, expects = expected.facts, expected.now
     if expects is None or not expects.wins:
         return
     layers = to_convert(facts)

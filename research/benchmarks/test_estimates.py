@@ -26,7 +26,7 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.step_cost import in_bf16, in_fp8, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document, read_saved
-from fp8doctor.diagnosis.estimate import expected_speedup
+from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, conversion_to
 from research.benchmarks.recorded_steps import JOBS, PATIENTS, off, use, without_trial
@@ -138,7 +138,7 @@ def test_every_sign_that_is_claimed_is_the_measured_one(folder: Path) -> None:
     claimed = 0
     for job in timed(folder):
         report = job.report
-        expects = expected_speedup(report.facts, report.findings)
+        expects = Expected(report.facts, report.findings).now
         if expects is None or job.facts.trial.reliable is False:
             continue
         pairs = [(expects.now, job.as_is)]

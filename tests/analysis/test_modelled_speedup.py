@@ -11,7 +11,7 @@ from fp8doctor import load_report
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.estimate import expected_speedup, why_not_estimated
+from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
@@ -30,7 +30,7 @@ def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:
 
 @pytest.mark.parametrize("name", ["hidden_te", "nf4_base"])
 def test_nothing_is_expected_of_layers_that_the_fix_changes(name: str) -> None:
-    assert expected_speedup(*examined(name)) is None
+    assert Expected(*examined(name)).now is None
 
 
 def test_what_is_not_what_it_seems_is_expected_once_it_is_fixed() -> None:
@@ -65,7 +65,7 @@ def test_fp32_weights_that_fsdp2_gathers_in_bf16_multiply_as_bf16_ones_do(look: 
 def test_without_a_batch_the_batch_is_what_is_missing(look: Look) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4096, 4096)).bfloat16()
     facts = replace(look(model), assumed_gpu="H100")
-    assert why_not_estimated(facts, ()) == "there is no batch to run the model on"
+    assert Expected(facts, ()).why_not == "there is no batch to run the model on"
 
 
 def test_what_is_no_training_in_16_or_32_bits_has_no_estimate(look: Look) -> None:

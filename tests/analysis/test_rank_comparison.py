@@ -8,7 +8,7 @@ import pytest
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, late_ms, timed_ranks
 from fp8doctor.diagnosis.engagement import invalidates
-from fp8doctor.diagnosis.estimate import expected_speedup
+from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.facts import if_recorded
 from tests.replays import ALL, replayed
 
@@ -37,7 +37,7 @@ def test_bf16_communicates_as_the_rank_that_waits_for_no_other() -> None:
         report = replayed(path).report
         exposed = exposed_of_ranks(report.facts)
         fixed = any(map(invalidates, report.findings))
-        ran = expected_speedup(report.facts, report.findings)
+        ran = Expected(report.facts, report.findings).now
         alone = if_recorded(modelled_speedup, report.facts, fixed=fixed)
         if exposed and alone and ran:
             both = alone.bf16_ms + min(exposed) + (if_recorded(late_ms, report.facts) or 0.0)

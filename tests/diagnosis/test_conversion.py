@@ -13,6 +13,7 @@ from fp8doctor.analysis.conversion import convert_all_that_fit, keep_in_bf16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.diagnosis.plan import make_plan
 from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Distributed, Facts, Target, Workload
@@ -33,7 +34,7 @@ def of(model: nn.Module, *arms: Arm, device: str = "cuda") -> Facts:
 
 
 def conversion_of(facts: Facts) -> list[Step]:
-    return [*make_plan(TrialView(facts), (), ())]
+    return [*make_plan(TrialView(facts), (), Expected(facts, ()))]
 
 
 def recipes(model: nn.Module) -> dict[str, str | None]:

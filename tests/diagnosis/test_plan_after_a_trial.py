@@ -8,6 +8,7 @@ import pytest
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.diagnosis.plan import make_plan
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.facts import Facts
@@ -79,7 +80,7 @@ EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"
 def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
     facts: Facts, name: str
 ) -> None:
-    steps = make_plan(TrialView(facts), (LOSING, EAGER), (LOSING, EAGER))
+    steps = make_plan(TrialView(facts), (LOSING, EAGER), Expected(facts, (LOSING, EAGER)))
     assert [step.treatment.name for step in steps] == [name]
 
 
