@@ -32,7 +32,7 @@ from fp8doctor.stacks.torch_private import without_modes
 from fp8doctor.stages import BUDGET_S, progress_line, someone_watches
 
 _IN_PROGRESS = threading.RLock()
-"""Lets one thread inspect at a time: a trial removes the gradients while it runs."""
+"""Lets one thread inspect at a time: a trial has the model refuse to run."""
 
 
 @contextmanager

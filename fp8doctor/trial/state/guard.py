@@ -47,7 +47,7 @@ class Guard:
 
     def __init__(self, job: Job) -> None:
         job = job.sharded or job
-        (_, *others), self._optimizers, trained = of_the_job(job)
+        (_, *others), optimizers, trained = of_the_job(job)
         self._modules = dict(unwrapped(job.model, refuse=False).named_modules())
         self._tensors: dict[int, tuple[str, str, torch.Tensor]] = {}
         self._parts: list[_Part] = []
@@ -66,7 +66,7 @@ class Guard:
             self._note(kind, name, tensor)
             if tensor.is_leaf and tensor.grad is not None:
                 self._note("gradients", f"the gradient of {name}", tensor.grad)
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             groups = [dict(group, params=()) for group in getattr(optimizer, "param_groups", ())]
             held = tensors((list(getattr(optimizer, "state", {}).values()), groups))
             self._note("optimizer state", "the state of your optimizer", *held)
@@ -155,7 +155,7 @@ class Guard:
             return
         groups = getattr(optimizer, "param_groups", ())
         stepped = {id(parameter) for group in groups for parameter in group["params"]}
-        if any(optimizer is each for each in self._optimizers) or stepped & self._tensors.keys():
+        if stepped & self._tensors.keys():
             self._refuse(f"it would step your optimizer ({type(optimizer).__name__})")
 
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import torch
@@ -126,17 +125,20 @@ def restored(job: Job, guard: Guard) -> Iterator[list[str]]:
     """Put back everything that replicas may change, also after an interrupt.
 
     Settings are put back silently, because a user's own forward may change them. Changes of the user's model
-    are named in the list that the context gives. Inside are `trial_modes`, and the
-    guard stands.
+    are named in the list that the context gives. Inside are `trial_modes`, and the guard stands.
     """
     settings = [noted for each in _settings() if (noted := _noted(*each)) is not None]
     objects = noted_objects(job)
     pools = {*torch_private.compile_pools()}
-    compiled = [(code, compiled_entries(code)) for code in torch_private.seen_codes()]
+    compiled = {id(code): code for code in torch_private.seen_codes() if compiled_entries(code)}
     named: list[str] = []
     last_first = ExitStack()  # goes on if one fails, and raises its exception at the end
 
-    def stop_new_pools() -> None:
+    def forget_compiled() -> None:
+        for code in torch_private.seen_codes():
+            if id(code) not in compiled and compiled_entries(code):
+                torch_private.reset_code(code)
+        torch.clear_autocast_cache()
         for pool in sorted({*torch_private.compile_pools()} - pools):
             torch_private.stop_pool(pool)
 
@@ -145,8 +147,7 @@ def restored(job: Job, guard: Guard) -> Iterator[list[str]]:
             last_first.close()
 
     last_first.callback(put_back, settings)
-    last_first.callback(lambda: named.extend(_forget_compiled(compiled)))
-    last_first.callback(stop_new_pools)
+    last_first.callback(forget_compiled)
     last_first.callback(lambda: named.extend(put_back(objects)))
     try:
         try:
@@ -158,17 +159,6 @@ def restored(job: Job, guard: Guard) -> Iterator[list[str]]:
             leave()
     finally:
         leave()  # what is left if an interrupt came before signals were deferred
-
-
-def _forget_compiled(before: Sequence[tuple[CodeType, list[CodeType]]]) -> list[str]:
-    """Forget Dynamo's entries of code that had none; a new one next to the user's own stays, and is named."""
-    had = {id(code) for code, entries in before if entries}
-    for code in torch_private.seen_codes():
-        if id(code) not in had and compiled_entries(code):
-            torch_private.reset_code(code)
-    torch.clear_autocast_cache()
-    as_before = all({*map(id, entries)} == {*map(id, compiled_entries(code))} for code, entries in before)
-    return [] if as_before else ["compiled code of the model"]
 
 
 def free(device: torch.device) -> None:

@@ -109,8 +109,7 @@ def contents(attributes: Mapping[Any, Any]) -> Contents:
     noted: Contents = {}
     for name, value in attributes.items():
         kind = next((kind for kind in (dict, list, set, deque) if isinstance(value, kind)), None)
-        is_generator = isinstance(value, torch.Generator)
-        noted[name] = value, value.get_state() if is_generator else kind(value) if kind else None
+        noted[name] = value, kind(value) if kind else None
     return noted
 
 
@@ -123,30 +122,17 @@ def restore(attributes: dict[Any, Any], before: Contents) -> list[Any]:
         if name not in attributes or attributes[name] is not value:
             attributes[name] = value
             changed.append(name)
-        if held is not None and not _same(value, held):
-            refill(value, held)
+        if held is not None and _ids(value) != _ids(held):
+            value.clear()
+            value.extend(held) if isinstance(value, (list, deque)) else value.update(held)
             changed.append(name)
     return changed
 
 
-def refill(value: Any, held: Any) -> None:
-    """Give a container, or a generator of random numbers, its contents back."""
-    if isinstance(value, torch.Generator):
-        value.set_state(held)
-        return
-    value.clear()
-    value.extend(held) if isinstance(value, (list, deque)) else value.update(held)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Return whether a generator is in a state, or two containers hold the same objects in the same order."""
-    if isinstance(a, torch.Generator):
-        return torch.equal(a.get_state(), b)
-    if isinstance(a, set):
-        return bool(a == b)
-    if isinstance(a, dict):
-        return len(a) == len(b) and all(x is y and a[x] is b[y] for x, y in zip(a, b, strict=True))
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+def _ids(container: Any) -> list[int]:
+    """Tell which objects a container holds, in their order; a set has none."""
+    ids = [*map(id, container), *map(id, container.values() if isinstance(container, dict) else ())]
+    return sorted(ids) if isinstance(container, set) else ids
 
 
 DEPTH = 4
