@@ -246,8 +246,8 @@ def test_no_step_is_claimed_where_there_are_no_numbers(changes: dict[str, object
 
 def test_no_step_is_claimed_without_facts_or_fp8_tensor_cores() -> None:
     assert modelled_step(Facts(workload=Workload(tokens=64))) is None
-    assert modelled_step(job(), gpu_spec("A100")) is None
-    assert modelled_step(in_bf16(job()), gpu_spec("A100"))
+    assert modelled_step(replace(job(), assumed_gpu="A100")) is None
+    assert modelled_step(replace(in_bf16(job()), assumed_gpu="A100"))
 
 
 @pytest.mark.parametrize(("parameters", "claimed"), [(30_000_000, True), (1_000_000, False)])

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -63,7 +63,7 @@ class ProjectCommand(click.Command):
         return rest
 
 
-def project_near(file: str, say: Callable[[str], None] = complain) -> Project:
+def project_near(file: str) -> Project:
     """Read the nearest pyproject.toml with the table, up from a file and from here. Raises `UserError`."""
     from pathlib import Path
 
@@ -72,12 +72,12 @@ def project_near(file: str, say: Callable[[str], None] = complain) -> Project:
     )
     for folder in dict.fromkeys(above):
         path = str(folder / "pyproject.toml")
-        if (table := _table(path, say)) is not None:
+        if (table := _table(path)) is not None:
             return Project(path, dict(_options(path, table)), _ignored(path, table.get("ignore", {})))
     return Project()
 
 
-def _table(file: str, say: Callable[[str], None]) -> dict[str, Any] | None:
+def _table(file: str) -> dict[str, Any] | None:
     """Read a file's table; None if it has none, or is another user's."""
     import tomllib
 
@@ -97,7 +97,7 @@ def _table(file: str, say: Callable[[str], None]) -> dict[str, Any] | None:
             return None
         raise UserError(f"cannot read {file}: {error_in_words(error)}") from None
     if table is not None and is_foreign:
-        say(f"fp8doctor ignores {file}: another user owns it or may write to it")
+        complain(f"fp8doctor ignores {file}: another user owns it or may write to it")
         return None
     if not isinstance(table, dict | None):
         raise UserError(f"{file}: [{TABLE}] is not a table")

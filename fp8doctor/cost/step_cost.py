@@ -166,12 +166,12 @@ def priced(work: Work, gpu: GpuSpec) -> ModelledStep:
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name, calls)
 
 
-def modelled_step(facts: Facts, gpu: GpuSpec | None = None) -> ModelledStep | None:
-    """Model the step on ``gpu``, or the modelled one; None if numbers are missing."""
+def modelled_step(facts: Facts) -> ModelledStep | None:
+    """Model the step on the modelled GPU; None if numbers are missing."""
     if not recorded(facts, "network.linears"):
         return None
     try:
-        return priced_step(facts, gpu)
+        return priced_step(facts)
     except NoNumbers:
         return None
 
@@ -183,10 +183,9 @@ def known_gpu(facts: Facts) -> GpuSpec:
     raise NoNumbers("fp8doctor has no datasheet of this GPU")
 
 
-def priced_step(facts: Facts, gpu: GpuSpec | None = None) -> ModelledStep:
-    """Model the step on ``gpu``, or the modelled one. Raises `NoNumbers`."""
-    gpu = gpu or known_gpu(facts)
-    work = work_of(facts)
+def priced_step(facts: Facts) -> ModelledStep:
+    """Model the step on the modelled GPU. Raises `NoNumbers`."""
+    gpu, work = known_gpu(facts), work_of(facts)
     if reason := _unknown_form(facts, work):
         raise NoNumbers(reason)
     return priced(work, gpu)

@@ -17,7 +17,6 @@ from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
-from fp8doctor.gpus import gpu_spec
 from tests.recordings import files, name_of, text_of
 
 HERE = Path(__file__).resolve().parent
@@ -133,7 +132,7 @@ def recorded_arms(folders: Sequence[Path] = (PATIENTS, JOBS)) -> Iterator[Record
     for patient, facts, arms in reports(folders):
         for arm in arms.values():
             variant = as_facts(facts, arm)
-            one = modelled_step(variant, gpu_spec("H200")) if variant else None
+            one = modelled_step(replace(variant, assumed_gpu="H200")) if variant else None
             if one is None or not arm.step_ms:
                 continue
             parts = arm.breakdown.families_ms if recorded(arm, "breakdown") and arm.breakdown else None

@@ -115,13 +115,13 @@ def test_a_step_in_mxfp8_is_modelled_where_it_runs() -> None:
         of,
         workload=replace(of.workload, tokens=8192, sequence_length=8192, rows={}),
         trial=replace(of.trial, rows={}),
+        assumed_gpu="B200",
     )
-    compiled, b200 = with_linears_compiled(of, yes=True), gpu_spec("B200")
-    steps = [
-        modelled_step(each, b200) for each in (in_bf16(compiled), compiled, with_recipe(compiled, "mxfp8"))
-    ]
-    plain, tensorwise, mxfp8 = (step.step_ms for step in steps if step)
-    assert mxfp8 / tensorwise == pytest.approx(10417 / 9642, rel=0.01)
-    assert tensorwise < mxfp8 < plain
-    assert modelled_step(with_recipe(compiled, "mxfp8"), gpu_spec("H100")) is None
-    assert modelled_step(with_recipe(with_linears_compiled(of, yes=False), "mxfp8"), b200) is None
+    compiled = with_linears_compiled(of, yes=True)
+    mxfp8 = with_recipe(compiled, "mxfp8")
+    steps = map(modelled_step, (in_bf16(compiled), compiled, mxfp8))
+    plain_ms, tensorwise_ms, mxfp8_ms = (step.step_ms for step in steps if step)
+    assert mxfp8_ms / tensorwise_ms == pytest.approx(10417 / 9642, rel=0.01)
+    assert tensorwise_ms < mxfp8_ms < plain_ms
+    assert modelled_step(replace(mxfp8, assumed_gpu="H100")) is None
+    assert modelled_step(with_linears_compiled(mxfp8, yes=False)) is None

@@ -28,7 +28,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """The options that hold in a folder, and what was said."""
     said: list[str] = []
-    return dict(project_near(str(folder / "train.py"), said.append).options), said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fp8doctor.cli.project.complain", said.append)
+        return dict(project_near(str(folder / "train.py")).options), said
 
 
 OWN, NO_TABLE = "[tool.fp8doctor]\nfail-on = 'never'\n", "[project]\ndependencies = ['fp8doctor']\n"
