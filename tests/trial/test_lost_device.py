@@ -29,21 +29,15 @@ def lost_at(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
         monkeypatch.setattr(module, "still_there", gone)
 
 
-def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("part", ["worn", "the trial"])
+def test_what_loses_the_device_is_named_and_nothing_on_it_is_read(
+    part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost_at(monkeypatch, "")
+    lost_at(monkeypatch, part)
     monkeypatch.setattr(Guard, "changed", lambda guard, before: pytest.fail("it reads tensors"))
-    result = trial(job(blocks=3, loss=lambda output, batch: output.nonsense), AS_IS)
-    assert "the training step raises AttributeError" in (result.reason or "")
-    assert (result.harm, result.reliable) == ((CONTEXT,), False)
-
-
-def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost_at(monkeypatch, "worn")
     with pytest.raises(DeviceLost) as lost:
         trial(job(blocks=3), AS_IS, worn())
-    assert lost.value.arm == "worn"
+    assert lost.value.arm == part
 
 
 KNOWN = Trial(device="cpu", arms=(Arm(name="as_is", tried=True, step_ms=1.0),), reliable=True, reason=None)
