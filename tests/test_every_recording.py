@@ -324,6 +324,11 @@ def savings_are_ranges(report: Report) -> None:
         again = treated.intersection(step.treatment.layers)
         assert not again or (step.saving_ms or Saving(low=0, high=0, basis="rule")).low > 0, step
         treated.update(step.treatment.layers)
+    compared = report.answer.compared
+    if compared.now and compared.end and compared.gain and compared.gain.basis == "modelled":
+        most_ms = compared.now.ms.value - compared.end.ms.low
+        of_fixes = [each.saving_ms for each in report.answer.fixes if each.saving_ms]
+        assert not [each for each in of_fixes if each.low < most_ms < each.high - 0.01]
 
 
 def no_fix_undoes_another(report: Report) -> None:

@@ -266,7 +266,7 @@ def an_unknown_batch_is_named_only_if_no_layer_has_rows(path: Path) -> None:
     report = unrun(path)
     facts = report.facts
     if recorded(facts, "network.linears") and any(rows_of(each, facts) for each in facts.network.linears):
-        assert report.answer.unknown != "the batch is unknown"
+        assert report.answer.unknown != "nothing says how many rows the layers multiply"
 
 
 def parts_of_an_estimate_have_names(path: Path) -> None:

@@ -94,11 +94,9 @@ def exposed_communication(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         return None
     how = HIDE.get(facts.get("training.distributed.wrapper") or "")
     summary, code = how or LARGER
-    to, share = "", f" ({kit.percent(100 * least / step)})"
-    if f"{most:,.1f}" != f"{least:,.1f}":
-        to, share = f" to {most:,.1f}", ""
+    to = f" to {most:,.1f}" if f"{most:,.1f}" != f"{least:,.1f}" else ""
     return kit.Finding(
-        title=f"Exposed communication takes {least:,.1f}{to} of {step:,.1f} ms/step{share}",
+        title=f"Exposed communication takes {least:,.1f}{to} ms/step",
         explanation="Measured in one profiled step. This is the rank that waits least; the slowest waits "
         f"{most:,.1f} ms. FP8 shortens the matmuls, not this.",
         evidence={"exposed_ms": least, "longest_ms": most, "step_ms": step},

@@ -9,7 +9,7 @@ from fp8doctor.analysis.significance import EVEN, WIDEST, Number, interval
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.facts import Arm, Facts, Observation, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.wording import percent
+from fp8doctor.wording import minus, percent
 
 MOST_PCT = 10.0
 """Share of the step, in per cent, from which waiting is reported before anything about FP8. A choice: three
@@ -79,7 +79,7 @@ def script_overhead(facts: Facts) -> str:
     waited_ms = _data_ms(seen) + max(before_ms, seen.get("host_copies_ms", 0.0))
     if not counts(own.low - waited_ms - (copy.get("high_ms") or copy.step_ms), own.value):
         return ""
-    return f"The script's step takes {own.value:,.1f} ms, its timed copy {copy.step_ms:,.1f} ms"
+    return f"The script's step takes {minus(own.value, copy.step_ms):,.1f} ms more than its timed copy"
 
 
 # --- ranks ---

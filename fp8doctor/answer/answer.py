@@ -1,5 +1,6 @@
 """The answer of a report: what comes before speed, the steps compared, causes, fixes, and what is open."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from fp8doctor.analysis.own_step import as_is, compiles_any
 from fp8doctor.analysis.recipe_support import assumed_gpus, visible_gpus
 from fp8doctor.analysis.recipe_support import has_fp8 as has_fp8_cores
 from fp8doctor.analysis.significance import EVEN, Number, Side
-from fp8doctor.analysis.step_difference import REST, SHOWN_MS
+from fp8doctor.analysis.step_difference import REST, SHOWN_MS, UNEXPLAINED
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import copy_overhead, timed_alone, whole_speedup
@@ -38,11 +39,8 @@ from fp8doctor.recipes import low_precision
 MOST_CAUSES = 2
 """Causes that are named; of a fault that a check found its reason alone."""
 
-FEW_PARTS = 3
-"""Parts of the difference that are named at the least, one less with two causes; ``-v`` has them all."""
-
-SMALL = 0.5
-"""Unnamed rest of the difference / its largest part, from which more parts are named. A choice."""
+PART_SHARE = 0.3
+"""Part / the largest, from which more than two parts are named, or more than one with two causes."""
 
 
 class Answer(Struct, frozen=True):
@@ -96,17 +94,21 @@ class Answer(Struct, frozen=True):
     @property
     def parts_ms(self) -> dict[str, float]:
         """The largest parts of the difference of FP8 and BF16, the largest first, and a small rest."""
-        parts = self.compared.parts_ms
-        shown = [name for name, ms in parts.items() if name != REST and abs(ms) >= SHOWN_MS]
-        shown.sort(key=lambda name: -abs(parts[name]))
-        least, told = FEW_PARTS - bool(self.fault or len(self.causes) == MOST_CAUSES), dict[str, float]()
-        rest = sum(parts.values())
-        for name in shown:
-            if len(told) >= least and abs(rest) < SMALL * max(map(abs, told.values())):
-                break
-            told[name] = parts[name]
-            rest -= parts[name]
+        every, few = self.compared.parts_ms, 2 - bool(self.causes[1:])
+        parts = {name: abs(ms) for name, ms in every.items() if name != REST and abs(ms) >= SHOWN_MS}
+        names = sorted(parts, key=lambda name: -parts[name])
+        names = names[:few] + [each for each in names[few:] if parts[each] >= PART_SHARE * parts[names[0]]]
+        told = {name: every[name] for name in names}
+        rest = sum(every.values()) - sum(told.values())
         return told | ({REST: rest} if told and abs(rest) >= SHOWN_MS else {})
+
+    @property
+    def dearest(self) -> str:
+        """Name the part that FP8 adds most to if it is slower and no cause is named; else empty."""
+        found, parts = self.speedup, self.compared.parts_ms
+        unnamed = found is not None and found.side == "slower" and self.shows_parts and not self.causes
+        largest = max(parts, key=parts.__getitem__) if unnamed else ""
+        return "" if largest in (REST, UNEXPLAINED) else largest
 
     @property
     def why_unknown(self) -> str:
@@ -130,6 +132,14 @@ class Answer(Struct, frozen=True):
         told = {each.name for each in self.causes}
         beside = (each for each in self.items if each.number is None and not each.is_note)
         return tuple(each for each in beside if each.name not in told)
+
+    @property
+    def whole_speedup(self) -> Number | None:
+        """Return the whole step's speedup, `low` 0 if only its most is known; None if bounds tell nothing."""
+        low, high = self.whole or (0.0, math.inf)
+        known = Number((low + high) / 2, low, high, "modelled")
+        is_less = self.speedup is not None and high < self.speedup.value - 0.005  # as both are shown
+        return known if (known.side != "open" or not known.has_open_size if low else is_less) else None
 
     @property
     def lacks_whole(self) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.significance import Number
@@ -24,10 +23,6 @@ class Cause(Struct, frozen=True):
     code: str = ""
     name: str = ""
     """Name of the finding; a code may have several."""
-    ms: float | None = None
-    """What its fix was timed to save."""
-    in_fp8: bool = False
-    """True if that is a saving in FP8, which the plan leaves."""
 
 
 def causes(
@@ -49,20 +44,15 @@ def causes(
     yield from (Cause(each) for each in waits if each)
     told = {found.name} if found else set[str]()
     told |= {each.name for each in findings if state and each.area == "engagement"}
-    costs = [_cause(each, view) for each in _explaining(view, findings, steps)]
-    costs = [each for each in costs if each.name not in told]
+    costs = list[tuple[Cause, float]]()
+    for each in _explaining(view, findings, steps):
+        name = each.names[0] if isinstance(each, Step) else each.name
+        costs += [(Cause(each.title, each.code, name), _saved_ms(each, view))] if name not in told else []
     of_fp8 = {each.name for each in registry.discover() if each.changes_fp8}
     of_fp8 = of_fp8 if speedup and speedup.side == "slower" else set()
-    most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
-
-    def place(each: Cause) -> tuple[bool, float]:
-        is_small = each.ms is not None and each.ms < most_ms
-        return each.name not in of_fp8 or is_small, -(each.ms or 0.0)
-
-    said = set[float | None]()  # causes that end with one fix have its saving together
-    for each in sorted(costs, key=place):
-        yield replace(each, ms=None if each.ms in said else each.ms)
-        said.add(each.ms)
+    most_ms = max((ms for _, ms in costs), default=0.0)
+    costs.sort(key=lambda of: (of[0].name not in of_fp8 or 0 < of[1] < most_ms, -of[1]))
+    yield from (each for each, _ in costs)
 
 
 def _explaining(
@@ -81,14 +71,12 @@ def _explaining(
             yield each
 
 
-def _cause(of: Finding | Step, view: TrialView) -> Cause:
-    """Name a cause with what its fix was timed to save; in FP8, also if the plan leaves that."""
-    saving, name = of.saving_ms, of.names[0] if isinstance(of, Step) else of.name
-    in_fp8 = view.gives_up_fp8 and isinstance(of, Step)
-    if in_fp8 and of.treatment:
+def _saved_ms(of: Finding | Step, view: TrialView) -> float:
+    """Read what a cause's fix was timed to save, in FP8 if the plan leaves that; 0 if it was not."""
+    saving = of.saving_ms
+    if view.gives_up_fp8 and isinstance(of, Step):
         saving = view.savings.get(of.treatment.name)
     if isinstance(of, Step) and of.together:
         saving = None  # it is that of other fixes too
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
-    saved = saving.middle if saving and timed and saving.low > 0 else None
-    return Cause(of.title, of.code, name, saved, in_fp8)
+    return saving.middle if saving and timed and saving.low > 0 else 0.0

@@ -202,12 +202,12 @@ def _with_plan(found: Comparison, expects: Estimate, expected: Expected, steps: 
     with_fixes_ms = as_many * planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
     found = replace(found, is_fair=bf16_ms / with_fixes_ms - 1 >= GAIN)
     if not stays_in_bf16(steps):
-        if (
-            planned is None
-            or (planned.recipes and not begins_fp8(steps, planned))
-            or (as_many < 1 and expects.ran_ms)
-        ):
+        if planned is None or (as_many < 1 and expects.ran_ms):
             return found
+        if planned.recipes and not begins_fp8(steps, planned):
+            end = _of(bf16.name, bf16.words, False, with_fixes_ms) if (bf16 := found.bf16) and now else None
+            compiles = any(traits(step.treatment.name).compiles for step in steps)
+            return replace(found, end=end) if compiles else found
         over = planned.best
         end = _of("planned", "with the plan", True, with_fixes_ms / over.value)
         if now and now_ms / end.ms.value - 1 >= GAIN:
@@ -228,12 +228,12 @@ def _with_plan(found: Comparison, expects: Estimate, expected: Expected, steps: 
     return replace(found, end=replace(end, ms=ms), gain=gained, end_speedup=over)
 
 
-def _within(step: Step, now: Variant) -> Step:
-    """Estimate no saving beyond the step; one that is surely beyond it refutes its model."""
-    saving = step.saving_ms
-    if saving is None or saving.basis != "modelled" or saving.high < now.ms.value:
+def _within(step: Step, now: Variant, end: Variant | None = None) -> Step:
+    """Estimate no saving beyond the plan's end; one that is surely beyond the step refutes its model."""
+    saving, most_ms = step.saving_ms, now.ms.value - (end.ms.low if end else 0.0)
+    if saving is None or saving.basis != "modelled" or saving.high < most_ms:
         return step
-    within = replace(saving, high=now.ms.value) if saving.low < now.ms.value else None
+    within = replace(saving, high=max(saving.low, most_ms)) if saving.low < now.ms.value else None
     return replace(step, saving_ms=within)
 
 
@@ -256,4 +256,4 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
             ends += [(now.ms.value - end.ms.value) * each / off.value for each in (off.low, off.high)]
         saving = Saving(low=min(ends), high=max(ends), basis="modelled", gpu=compared.gpu)
     steps = together(steps, [step.treatment.name for step in known], saving)
-    return tuple(_within(step, now) for step in steps) if now else steps
+    return tuple(_within(step, now, end if gain else None) for step in steps) if now else steps

@@ -16,7 +16,7 @@ from fp8doctor.answer.causes import Cause
 from fp8doctor.answer.items import HOW_KNOWN, saves
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.wording import in_ms, in_times, plural
+from fp8doctor.wording import in_ms, in_times
 
 Tone = Literal["bad", "good", "plain"]
 
@@ -24,13 +24,13 @@ TEMPLATES = {
     "title.said": "{title}",
     "title.side": "{fp8} {verb} {size}",
     "title.open": "Open: {fp8} {verb} {low:.2f}x to {high:.2f}x the speed of BF16",
-    "title.whole": "{title}; the whole step {bounds}",
+    "title.whole": "{title}; the whole step is {bounds}",
     "title.unknown": "Open: whether {fp8} {verb} faster than BF16",
     "numbers.two": "{fp8:,.1f} and {bf16:,.1f} ms/step, {basis}",
     "numbers.fault": "{low} {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
     "numbers.one": "now {now:,.1f} ms/step, {basis}",
     "why.cause": "{title}",
-    "why.cost": "{title}: {ms:,.1f} ms{where}",
+    "why.part": "FP8 adds {gain}, mostly {part}",
     "why.parts": "{parts} ms{where}",
     "why.unknown": "Not known: {reason}",
     "fix.step": "{summary}",
@@ -45,12 +45,10 @@ TEMPLATES = {
     "then.gain": "{size} {than}",
     "then.range": "{low:.2f}x to {high:.2f}x the speed of {of}",
     "then.fp8": "fastest FP8 timed: {ms}",
-    "sure.yes": "yes: {interval}, {rounds}",
-    "sure.side": "yes, roughly {interval}, {rounds}{doubts}",
-    "sure.no": "no, {timed}{doubts}",
-    "sure.unknown": "no: {timed}",
+    "sure.yes": "yes: {interval}",
+    "sure.side": "yes, roughly {interval}{doubts}",
+    "sure.no": "no: {why}",
     "sure.likely": "{how}: {interval}, estimated for {gpu}",
-    "sure.either": "no: {timed}estimated for {gpu}",
     "sure.fault": "yes, {seen}",
     "open.question": "{what}{command}",
 }
@@ -161,9 +159,10 @@ def _title(said: Answer) -> Line:
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
     if not (said.lacks_whole or said.whole):
         return title
-    low, high = said.whole or (0.0, 0.0)
-    at_most = f"at most {in_times(high)} the speed of BF16" if said.whole else "is not known"
-    bounds = _interval(Number((low + high) / 2, low, high)) if low else at_most
+    whole = said.whole_speedup
+    bounds = f"at most {in_times(whole.high)} the speed of BF16" if whole else "open"
+    if whole and whole.low:
+        bounds = f"{whole.side}, by how much open" if whole.has_open_size else _interval(whole)
     return say("title.whole", title=title.text, bounds=bounds)
 
 
@@ -218,6 +217,9 @@ def _interval(found: Number) -> str:
 def _why(said: Answer) -> Iterator[Line]:
     for cause in said.causes:
         yield _cause(cause)
+    if said.dearest:
+        gain = "more than its matmuls save" if said.compared.parts_ms.get("GEMMs", 0.0) < 0 else "time"
+        yield say("why.part", gain=gain, part=PARTS.get(said.dearest, said.dearest))
     if said.speedup and said.shows_parts:
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
@@ -248,9 +250,7 @@ def in_short(text: str) -> str:
 def _cause(cause: Cause) -> Line:
     title = in_short(cause.title)
     title = f"{title[:1].upper()}{title[1:]}" if title.partition(" ")[0].isalpha() else title
-    if cause.ms is None or " ms" in title:
-        return say("why.cause", title=title)
-    return say("why.cost", title=title, ms=cause.ms, where=" in FP8" * cause.in_fp8)
+    return say("why.cause", title=title)
 
 
 def _fix(said: Answer) -> Iterator[Line]:
@@ -351,20 +351,21 @@ def _sure(said: Answer) -> Line:
         if said.compared.bf16:
             has_fp8 = said.has_fp8 or said.compared.fp8
             alone = "the BF16 that decides has no time" if has_fp8 else "FP8 was not timed"
-        return say("sure.unknown", timed=alone if clock else untimed)
+        return say("sure.no", why=alone if clock else untimed)
     interval = f"{_interval(found)}{' (compute)' if said.is_compute and found.basis == 'measured' else ''}"
     if found.basis != "measured":
-        how = "sure.either" if found.side == "open" else "sure.likely"
-        fp8 = said.compared.fp8
-        form = "BF16" if said.has_fp8 or fp8 is None or fp8.ms.basis == "measured" else fp8.words
-        elsewhere = " on it" if said.steps and said.steps.rows else ""
-        timed = f"your step was timed, {form} is " if clock else f"nothing was timed{elsewhere}, "
-        likely = f"likely {found.side}, by how much open" if found.has_open_size else "likely"
         gpu = said.compared.gpu or "this GPU"
-        return say(how, how=likely, interval=interval, timed=timed, gpu=gpu)
-    rounds = plural(said.compared.fp8.rounds if said.compared.fp8 else 0, "round")
-    doubts = f": {'; '.join(said.doubts)}" if said.doubts else ""
+        if found.side != "open":
+            likely = f"likely {found.side}, by how much open" if found.has_open_size else "likely"
+            return say("sure.likely", how=likely, interval=interval, gpu=gpu)
+        fp8, elsewhere = said.compared.fp8, " on it" if said.steps and said.steps.rows else ""
+        form = "BF16" if said.has_fp8 or fp8 is None or fp8.ms.basis == "measured" else fp8.words
+        timed = f"your step was timed, {form} is" if clock else f"nothing was timed{elsewhere},"
+        return say("sure.no", why=f"{timed} estimated for {gpu}")
+    doubts = "; ".join(said.doubts)
     if found.side == "open":
-        return say("sure.no", timed=rounds, doubts=doubts)
+        return say("sure.no", why=doubts or "the times scatter")
     is_rough = said.doubts or found.is_wide
-    return say("sure.side" if is_rough else "sure.yes", interval=interval, rounds=rounds, doubts=doubts)
+    return say(
+        "sure.side" if is_rough else "sure.yes", interval=interval, doubts=f": {doubts}" * bool(doubts)
+    )

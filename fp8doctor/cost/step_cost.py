@@ -219,7 +219,7 @@ def _unknown_form(facts: Facts, work: Work) -> str:
     if not unknown:
         return ""
     if not step_tokens(facts) and len(unknown) == len(facts.network.linears):
-        return facts.get("gaps", {}).get("workload.rows") or "the batch is unknown"
+        return facts.get("gaps", {}).get("workload.rows") or "nothing says how many rows the layers multiply"
     if any(each.get("role") == "experts" for each in unknown):
         return "nothing says how many experts a token visits"
     more = f" and {len(unknown) - 1} more" if unknown[1:] else ""

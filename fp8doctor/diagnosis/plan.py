@@ -204,7 +204,8 @@ def _untimed(
     if expects and expects.loses:
         if not gives_up and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
             title = f"FP8 would run at {expects.best.value:.2f}x the speed of BF16"
-            slower = stay_in_bf16(facts, f"{'even fixed, ' * bool(others)}FP8 is slower (estimated)")
+            times = f"{in_times(1 / expects.best.value)} " * uses_fp8(facts)  # else the verdict says it
+            slower = stay_in_bf16(facts, f"{'even fixed, ' * bool(others)}FP8 is {times}slower (estimated)")
             gives_up = _step(f"{title} (estimated for {expects.gpu})", slower)
     elif (
         gives_up

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from fp8doctor import load_report
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.watched import whole_speedup
+from fp8doctor.answer.answer import Answer
+from fp8doctor.answer.comparison import Comparison
 from fp8doctor.answer.sentences import box
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -97,3 +99,22 @@ def test_a_watched_step_refutes_a_model_that_is_far_slower() -> None:
     facts = recorded_job("h200x2-ddp_torchao_1b")
     assert diagnose(facts).answer.speedup is not None
     assert diagnose(with_linears_compiled(facts, yes=False)).answer.speedup is None
+
+
+@pytest.mark.parametrize(
+    ("whole", "tells"),
+    [
+        ((0.0, 1.2), True),
+        ((0.0, 1.3), False),
+        ((1.1, 1.2), True),
+        ((0.5, 1.2), False),
+        ((0.2, 0.8), True),
+        (None, False),
+    ],
+)
+def test_a_bound_of_the_whole_step_is_told_if_it_says_more_than_its_compute(
+    whole: tuple[float, float] | None, tells: bool
+) -> None:
+    compared = Comparison(speedup=Number(1.25, 1.2, 1.3))
+    said = Answer(status="fp8_faster", has_fp8=True, compared=compared, whole=whole)
+    assert (said.whole_speedup is not None) == tells

@@ -53,6 +53,11 @@ def test_then_is_the_estimate_of_the_fixed_job() -> None:
     assert {"compile-blocks", "convert-tensorwise", "adapters-to-bf16", "stay-in-bf16"} <= held.keys()
 
 
+def test_a_plan_that_compiles_bf16_ends_in_compiled_bf16() -> None:
+    compared = diagnose(untimed("lora_plain")).answer.compared
+    assert compared.end == compared.bf16 is not None
+
+
 def test_a_plan_that_leaves_fp8_off_counts_each_saving_once() -> None:
     """BF16 with the plan's other fixes is compared, so the saving is of all of them."""
     facts = replays.of("benchmarks", "h200-qwen2_3b_lora_checkpointing").report.facts

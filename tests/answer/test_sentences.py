@@ -21,6 +21,8 @@ from tests.stand_ins import transformer_engine as te
 MOST_TEMPLATES = 40
 MOST_WORDS = 110
 USUAL_WORDS = 75
+MOST_NUMBERS = 12
+NUMBER = re.compile(r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d")
 
 
 @pytest.mark.parametrize("path", ALL, ids=case)
@@ -72,6 +74,12 @@ def words(lines: Iterator[Any]) -> int:
     return sum(len(each.text.split()) for each in lines)
 
 
+def numbers(lines: Iterator[Any]) -> int:
+    """Count the numbers of a box, without those of fixes and commands; 24 of 24 is one."""
+    texts = (each.text for each in lines if each.template != "open.question")
+    return sum(len(NUMBER.findall(re.sub(r"^\d\. |\b(\d+) of (?=\1\b)|fix \d", "", each))) for each in texts)
+
+
 @pytest.mark.slow
 def test_every_template_is_in_use_and_a_box_has_few_words() -> None:
     lengths = [words(replayed(path).box.lines) for path in ALL]
@@ -81,3 +89,5 @@ def test_every_template_is_in_use_and_a_box_has_few_words() -> None:
     assert min(used[name] for name in TEMPLATES) >= 3
     assert max(lengths) <= MOST_WORDS
     assert median(lengths) <= USUAL_WORDS
+    counts = [numbers(replayed(path).box.lines) for path in ALL]
+    assert sum(each <= MOST_NUMBERS for each in counts) >= 0.9 * len(ALL)
