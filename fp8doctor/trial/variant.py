@@ -41,8 +41,8 @@ class Variant:
     autocast: torch.dtype | None = None
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """Around every forward and loss, inside the autocast, such as ``te.autocast``."""
-    recipe: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Around ``around``: another recipe for all that Transformer Engine opens there."""
+    throughout: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Around the whole step, backward and update too, outside the autocast."""
     fused: bool = False
     """Whether its optimizer is fused, and not that of the job."""
     step_as_compiled: bool = True

@@ -1,7 +1,8 @@
 """Cuts from the model file's own function, and what is done when the memory is short."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,13 @@ from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.torch_private import frames_compiled
-from fp8doctor.trial.copies.step import optimizer_for
+from fp8doctor.trial.copies.step import optimizer_for, training_step
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.treatments.forms import compile_blocks
-from fp8doctor.trial.variant import VariantPlan
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import BF16, Decoder, on_model
 from tests.trial.planted import failing
@@ -124,6 +125,24 @@ def test_the_learning_rate_is_not_zero_and_moves_no_weight() -> None:
         optimizer.step()
     moved = [(one - other).abs().max() for one, other in zip(model.parameters(), before, strict=True)]
     assert max(moved) <= 1e-11
+
+
+def test_a_fix_can_hold_for_the_backward_and_the_update_too() -> None:
+    held, seen = list[bool](), list[bool]()
+
+    @contextmanager
+    def throughout() -> Iterator[None]:
+        held.append(True)
+        yield
+        held.clear()
+
+    model = nn.Linear(8, 8)
+    of, optimizer = Job(model, Target(), Workload(accumulate=2)), torch.optim.SGD(model.parameters())
+    model.weight.register_hook(lambda _: seen.extend(held))
+    optimizer.register_step_pre_hook(lambda *_: seen.extend(held))
+    variant = Variant(model, torch.ones(2, 8), throughout=throughout)
+    training_step(of, variant, optimizer, torch.device("cpu"))()
+    assert (held, seen) == ([], [True, True, True])
 
 
 def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,6 @@ def test_an_autocast_around_the_step_gets_another_recipe_and_one_more_change_bes
     variant = function_of("te-current")(variant, context)  # one after the other, as on top of a plan
     variant = function_of("keep-in-bf16")(variant, replace(context, layers=("1",)))
     for _ in range(2):
-        with variant.recipe(), variant.around():
+        with variant.throughout(), variant.around():
             variant.model(torch.ones(4, 32))
     assert type(variant.model[0].fp8_meta["recipe"]) is te.Float8CurrentScaling  # type: ignore[index]

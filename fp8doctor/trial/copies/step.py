@@ -93,25 +93,26 @@ def training_step(
     casts = partial(torch.autocast, device.type, dtype=variant.autocast) if variant.autocast else nullcontext
 
     def step() -> torch.Tensor:
-        for _ in range(job.workload.accumulate):
-            with casts(), variant.recipe(), variant.around():
-                output = None if own else call(model, batch)
-                loss = own(model, batch) if own else loss_of(job, output, batch)
-            before_backward()
-            loss.backward()
-            del output
-        try:
-            optimizer.step()
-        except Exception as error:
-            of_the_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
-            if job.optimizer is not None or of_the_gpu:  # an earlier kernel may have caused it
-                raise
-            raise NotReplicable(
-                f"the optimizer that fp8doctor chose for it raises {sentence(error)}; give yours, as "
-                "build_optimizer(model) in a model file"
-            ) from error
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        with variant.throughout():
+            for _ in range(job.workload.accumulate):
+                with casts(), variant.around():
+                    output = None if own else call(model, batch)
+                    loss = own(model, batch) if own else loss_of(job, output, batch)
+                before_backward()
+                loss.backward()
+                del output
+            try:
+                optimizer.step()
+            except Exception as error:
+                of_the_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
+                if job.optimizer is not None or of_the_gpu:  # an earlier kernel may have caused it
+                    raise
+                raise NotReplicable(
+                    f"the optimizer that fp8doctor chose for it raises {sentence(error)}; give yours, as "
+                    "build_optimizer(model) in a model file"
+                ) from error
+            optimizer.zero_grad(set_to_none=True)
+            return loss.detach()
 
     return step
 

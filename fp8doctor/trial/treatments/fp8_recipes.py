@@ -98,11 +98,11 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
-    """Open every FP8 autocast of forward and loss with the recipe at its default settings.
+    """Open every FP8 autocast of the step with the recipe at its default settings.
 
     One that switches FP8 off stays. Operations of ``te.ops`` keep no record that proves the change, and
-    captured graphs replay their old recipe, so neither is tried. The first forward proves that the layers ran
-    with the recipe; the second, that the first backward, which may recompute them, did.
+    captured graphs replay their old recipe, so neither is tried. The first step proves that the layers ran
+    with the recipe, in a backward that recomputes them too.
     """
     layers: list[Any] = [
         module
@@ -126,15 +126,12 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
     @contextmanager
     def proved() -> Iterator[None]:
-        number = next(steps)
-        if number == 1:
-            _prove(layers, recipe)
         with opened():
             yield
-        if number == 0:
+        if next(steps) == 0:
             _prove(layers, recipe)
 
-    return replace(variant, recipe=proved)
+    return replace(variant, throughout=proved)
 
 
 def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
