@@ -57,11 +57,12 @@ class Number(Struct, frozen=True):
     @property
     def side(self) -> Side:
         """Say on which side of 1 a speedup is: even within 3%, open if the interval allows another answer."""
-        is_even = abs(self.value - 1) < EVEN and not self.is_wide
-        beyond = self.low < 1 - EVEN and self.high > 1 + EVEN
-        if self.low <= 1 <= self.high and (beyond or not is_even):
+        if abs(self.value - 1) < EVEN:
+            beyond = self.low < 1 - EVEN and self.high > 1 + EVEN
+            return "open" if beyond or self.is_wide else "even"
+        if self.low <= 1 <= self.high:
             return "open"
-        return "even" if is_even else "faster" if self.value > 1 else "slower"
+        return "faster" if self.value > 1 else "slower"
 
     @property
     def is_wide(self) -> bool:
