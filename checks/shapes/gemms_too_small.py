@@ -21,7 +21,7 @@ from collections import Counter
 
 from fp8doctor import kit
 
-GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}  # its rounding
+LOSES = "which can cost accuracy"
 PAYS = 1.10  # speedup of experts below which their casts are reported: a choice
 
 
@@ -44,15 +44,14 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     bf16, in_fp8, casts = (sum(gain.times * getattr(gain, part) for gain in lost) for part in parts)
     ms = {"bf16_gemms_ms": bf16, "fp8_gemms_ms": in_fp8, "casts_ms": casts}
     digits = 2 if bf16 >= 1 else 3
-    which = rounds = ""
-    if apart := next((each for each in layers if each.role in GOES_INTO), None):
-        which = f"{':' if len(layers) == 1 else ', with'} the {apart.role} {apart.name}"
-        rounds = f" FP8 rounding in a {apart.role} goes straight into {GOES_INTO[apart.role]}."
+    which = ""
+    if apart := next((each for each in layers if each.role in kit.layer_gain.APART), None):
+        which = f"{':' if len(layers) == 1 else ', with'} the {apart.role} {apart.name}, {LOSES}"
     return kit.Finding(
         title=f"{kit.plural(len(layers), 'layer')} of {len(fp8)} (in x out {shown}) "
         f"{'is' if len(layers) == 1 else 'are'} too small to gain from FP8 (estimated){which}",
         explanation=f"Estimated for {gpu.name}: their matmuls take {bf16:.{digits}f} ms/step in BF16 and "
-        f"{in_fp8:.{digits}f} ms in FP8, their casts {casts:.{digits}f} ms.{rounds}",
+        f"{in_fp8:.{digits}f} ms in FP8, their casts {casts:.{digits}f} ms.",
         evidence={"losing_layers": len(layers), "first": layers[0].name, **ms},
         treatment=kit.stay_in_bf16(facts, "FP8 pays off for none of these shapes")
         if kit.layer_gain.pays_for_none(facts)
@@ -92,9 +91,8 @@ def vocabulary_in_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     if head.name in kept or head.name in kit.own_step.kept_in_bf16(facts.network.linears):
         return None
     return kit.Finding(
-        title=f"The output head over {head.out_features:,} tokens is in FP8: {head.name}",
-        explanation="It need not be slower, but its rounding goes straight into the loss. Recipes that are "
-        "known to train well keep the head in BF16.",
+        title=f"The head over {head.out_features:,} tokens is in FP8, {LOSES}: {head.name}",
+        explanation="Its rounding goes straight into the loss. Recipes that train well keep it in BF16.",
         evidence={"first": head.name, "out_features": head.out_features},
         treatment=kit.keep_in_bf16([head.name], facts),
     )

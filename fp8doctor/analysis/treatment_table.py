@@ -79,6 +79,7 @@ class TreatmentRecord(Struct, frozen=True):
     other_layers: bool = False  # other layers run in FP8 then, or in other shapes, or all stay stored
     to_start: bool = False  # a job of FP8 ends before its first step without it: its backend is not usable
     for_fp8: bool = False  # FP8 pays by it, or it finds out why not: no part of a plan in BF16, if untimed
+    for_memory: bool = False  # it frees memory and no time: shown next to the plan
 
     @property
     def is_an_arm_already(self) -> bool:
@@ -138,6 +139,7 @@ def _padded(facts: Facts, treatment: Treatment) -> Facts:
 
 
 BY_HAND = "convert-experts convert-the-rest experts-by-grouped-gemm one-precision pad-dimensions pad-tokens"
+LIGHTER = "frozen-weights-in-fp8 mlp-checkpointed smaller-optimizer-state"
 COMPILE_AGAIN = "call-compiled-object default-backend enable-dynamo unset-torchdynamo-disable"
 
 _of_fp8 = partial(TreatmentRecord, other_layers=True)
@@ -178,6 +180,7 @@ _ALL = (
         MORE_TOKENS, then=lambda facts, treatment: with_tokens(facts, treatment.tokens), for_fp8=True
     ),
     TreatmentRecord("look-at-the-trace", for_fp8=True),
+    *(TreatmentRecord(each, for_memory=True) for each in LIGHTER.split()),
     _of_fp8("name-backend-and-precision", to_start=True),
     TreatmentRecord("install-fp8-backend", to_start=True),
     TreatmentRecord("spell-backend", to_start=True),

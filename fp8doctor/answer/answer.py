@@ -244,7 +244,7 @@ def answer(
         state=state,
         causes=named[:MOST_CAUSES],
         fixes=tuple(steps),
-        items=tuple(items(view, findings, steps)),
+        items=tuple(items(view, findings, steps, {each.name for each in named[:MOST_CAUSES]})),
         memory=memory,
         whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),

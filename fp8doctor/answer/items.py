@@ -1,7 +1,7 @@
 """Each fix of the plan and each other finding, once: what it saves, what ends it, and its lines."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -73,10 +73,14 @@ class Item(Struct, frozen=True):
     lines: str = ""
     is_note: bool = False
     """True for a finding that is only information."""
+    is_beside: bool = False
+    """True if its lines stand next to the plan, because they free memory and no time."""
 
 
-def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Iterator[Item]:
-    """List the fixes in their order, then the other findings."""
+def items(
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], causes: Collection[str] = ()
+) -> Iterator[Item]:
+    """List the fixes in their order, then the other findings; ``causes`` are named above them."""
     by_name = {each.name: each for each in findings}
     for number, step in enumerate(steps, 1):
         found = by_name.get(next(iter(step.names), ""))
@@ -102,17 +106,19 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
         helps = saving is None or saving.basis == "modelled" or saving.low > 0
         if ended or view.gives_up_fp8 or not helps:
             change = None
+        is_beside = change is not None and traits(change.name).for_memory and finding.name in causes
         yield Item(
             number=None,
             mark="info" if vain else MARK_OF_SEVERITY.get(finding.severity, "info"),
             code=finding.code,
             name=finding.name,
             title=f"{GAINS_NOTHING if vain and not ended else ''}{finding.title}",
-            aside=ended,
+            aside=change.summary if change and is_beside else ended,
             explanation=finding.explanation,
-            summary=change.summary if change else "",
+            summary=change.summary if change and not is_beside else "",
             lines=change.code if change else "",
-            is_note=finding.severity == "info",
+            is_note=finding.severity == "info" and finding.name not in causes,
+            is_beside=is_beside,
         )
 
 

@@ -264,17 +264,16 @@ def _fix(said: Answer) -> Iterator[Line]:
         yield say("fix.step", summary=f"{number}. {summary}" if len(said.fixes) > 1 else summary)
     if said.fixes or first:
         return
-    found = said.speedup
+    side, settled = said.speedup.side if said.speedup else "open", not (said.unchecked or said.open)
+    codes = [each.code for each in said.notices if settled and each.mark in ("warning", "bad")]
+    codes = codes or [each.code for each in said.causes if each.code]
     if said.fault:
         yield say("fix.step", summary="No fix is known")
-    elif said.takes_no_fp8 or (found is not None and found.side == "slower"):
+    elif said.takes_no_fp8 or side == "slower":
         yield say("fix.step", summary="Train in BF16")
-    elif found is not None and found.side in ("even", "faster") and said.unchecked:
-        yield say("fix.unchecked")
-    elif found is not None and found.side in ("even", "faster") and not said.open:
-        codes = [each.code for each in said.notices if each.mark in ("warning", "bad")]
-        codes = codes or [each.code for each in said.causes if each.code]
-        yield say("fix.beside", codes=", ".join(codes)) if codes else say("fix.nothing")
+    elif side in ("even", "faster") and (codes or said.unchecked or settled):
+        alone = "fix.unchecked" if said.unchecked else "fix.nothing"
+        yield say("fix.beside", codes=", ".join(codes)) if codes else say(alone)
     elif said.open:
         yield say("fix.open")
 

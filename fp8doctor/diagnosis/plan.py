@@ -135,8 +135,8 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
 
     Breakage comes first, then obstacles to FP8, then what makes the step another than it seems, then what may
     train wrongly, then ms saved, then severity. To give FP8 up comes last: it is measured against FP8 with
-    all other steps. A symptom whose cause was found as more than information is dropped, and information that
-    saves nothing.
+    all other steps. A symptom whose cause was found as more than information is dropped, information that
+    saves nothing, and what frees memory alone.
     """
     findings = tuple(findings)
     found = {finding.code for finding in findings if finding.severity != "info"}
@@ -146,6 +146,7 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
         may_save = saving is not None and (saving.low if saving.basis == "measured" else saving.high) > 0
         if (
             finding.treatment is not None
+            and not traits(finding.treatment.name).for_memory
             and not found.intersection(finding.caused_by)
             and (may_save or finding.severity != "info")
         ):

@@ -55,9 +55,9 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
     fault = said.fault.reason if said.fault else ""
     is_told = not said.fault or in_short(fault) == fault.rstrip(".")
     fixes = (
-        Marked(None, each.aside, f"Fix {each.number}", each.code, each.lines)
+        Marked(None, each.aside, f"Fix {each.number}" if each.number else "Also", each.code, each.lines)
         for each in said.items
-        if each.number
+        if each.number or each.is_beside
     )
     steps, of_ranks = said.steps, ranks(facts)
     yield side_by_side((*machine(facts, report.modelled_gpu), *job))

@@ -10,8 +10,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from fp8doctor.checks.memory.more_memory_than_bf16 import PARTS
-from fp8doctor.facts import Arm, Gpu, MemoryParts
+from fp8doctor.cost.step_cost import with_each
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import Arm, Gpu
 from tests.checks.arms import ran, timed
 from tests.checks.distributed.sharded import processes, shard
 from tests.checks.models import float8, mlp
@@ -24,13 +25,6 @@ MORE, LEDGER = "more-memory-than-bf16", "memory-ledger"
 def peaks(as_is: float, bf16: float, compiled: float, graphs_run: int = 0) -> tuple[Arm, ...]:
     now = ran("as_is", peak_gib=as_is, graphs_run=graphs_run)
     return now, ran("bf16", peak_gib=bf16), ran("bf16_compiled", peak_gib=compiled)
-
-
-def made_of(arm: Arm) -> Arm:
-    """The arm with the parts of its peak as a trial on a GPU counts them."""
-    kept = {"weights": 1.0, "gradients": 1.0, "optimizer": 3.0}
-    kept["activations"] = (arm.peak_gib or 0.0) - sum(kept.values())
-    return replace(arm, memory=MemoryParts(**{f"{name}_gib": gib for name, gib in kept.items()}))
 
 
 def test_frozen_layers_keep_their_inputs_until_they_are_compiled(look: Look) -> None:
@@ -62,9 +56,7 @@ def test_transformer_engine_holds_fp8_copies(look: Look, monkeypatch: pytest.Mon
     as_is, bf16, compiled = peaks(42.8, 29.9, 28.9)
     facts = look(model, tokens=4096)
     facts = replace(facts, gpus=(Gpu(visible=True, compute_capability="9.0"),))
-    finding = found_by(MORE, timed(facts, made_of(as_is), made_of(bf16), compiled))
-    parts = [finding.evidence[f"extra_{part}_gib"] for part in PARTS]
-    assert sum(parts) == pytest.approx(finding.evidence["extra_gib"])
+    assert found_by(MORE, timed(facts, as_is, bf16, compiled)).evidence["extra_gib"] == pytest.approx(12.9)
     model[0].primary_weights_in_fp8 = True  # what that context leaves on a module
     stored = replace(look(model, tokens=4096), gpus=facts.gpus)
     assert outcome_of(MORE, timed(stored, *peaks(29.9, 29.9, 28.9))) == "silent"
@@ -91,6 +83,19 @@ def test_the_ledger_of_a_step_that_was_not_timed(look: Look, monkeypatch: pytest
     te = transformer_engine.install(monkeypatch)
     finding = found_by(LEDGER, look(large(te.Linear), tokens=16384))
     assert finding.evidence["fp8_copies_gib"] == pytest.approx(32 * 4096 * 4096 * 2 / 2**30)
+
+
+def test_a_surely_higher_peak_is_a_cause_next_to_the_plan(look: Look) -> None:
+    """FP8 is faster there, and what frees memory alone is no fix of a step."""
+    facts = look(large(transformer_engine.Linear, 128), tokens=16384)
+    frozen = with_each(facts, lambda each: replace(each, requires_grad=False))
+    for job, fix in ((facts, "smaller-optimizer-state"), (frozen, "frozen-weights-in-fp8")):
+        report = diagnose(replace(job, assumed_gpu="H100"))
+        assert report.verdict.status == "fp8_faster"
+        assert [(each.name, each.treatment.name) for each in report.findings] == [(LEDGER, fix)]
+        assert ([each.name for each in report.answer.causes], report.prescription) == ([LEDGER], ())
+    checkpointed = with_each(facts, lambda each: replace(each, checkpointed=each.name))
+    assert "extra_gib" not in found_by(LEDGER, checkpointed).evidence
 
 
 @pytest.mark.parametrize(
