@@ -64,6 +64,16 @@ def test_a_second_model_that_trains_is_named(observer: ScriptObserver, heard: He
     assert [("Net" in note and "Sequential" in note) for note in heard.notes] == [True] * apart
 
 
+def test_a_model_whose_trained_weights_were_all_replaced(observer: ScriptObserver, heard: Heard) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for module in model.modules():
+        for name, each in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(each.detach().clone()))
+    train(model, WARMUP + STEPS, optimizer=optimizer)
+    assert heard.facts.training.parameters_outside_optimizer == 8
+
+
 def test_an_optimizer_that_is_done_with_makes_room(observer: ScriptObserver, heard: Heard) -> None:
     kept = train(Net(), WARMUP + 1)
     assert observer.window is not None
