@@ -350,12 +350,13 @@ def test_a_recipe_that_accelerate_does_not_know_is_the_one_that_layers_see(
 
 def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:
     variables = {"ACCELERATE_MIXED_PRECISION": "fp8"}
-    launched = stay_in_bf16(Facts(environment=Environment(variables=variables))).code
+    network = inspect_model(nn.Linear(64, 64), trial=False).facts.network
+    launched = stay_in_bf16(Facts(network=network, environment=Environment(variables=variables))).code
     assert "--mixed_precision bf16" in launched
     assert "ACCELERATE_FP8_BACKEND" not in launched
     named = Environment(variables={**variables, "ACCELERATE_FP8_BACKEND": "AO"})
-    assert "without ACCELERATE_FP8_BACKEND" in stay_in_bf16(Facts(environment=named)).code
-    assert "ACCELERATE" not in stay_in_bf16(Facts()).code
+    assert "without ACCELERATE_FP8_BACKEND" in stay_in_bf16(Facts(network=network, environment=named)).code
+    assert "ACCELERATE" not in stay_in_bf16(Facts(network=network)).code
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def wrapped_for_nothing(linears: list[kit.Linear], facts: kit.Facts) -> kit.Find
     """Report the flag without FSDP2: information until the model is surely ready to train."""
     training, prepared = facts.training, kit.fp8_request.was_prepared(facts)
     ready = prepared or bool(training.gradients_seen) or bool(training.optimizer_stepped)
-    code = f"export {kit.fp8_request.ALL_GATHER}=false"
+    code = kit.exported(facts, **{kit.fp8_request.ALL_GATHER: "false"})
     if not kit.fp8_request.may_have_converted(facts):
         code = kit.conversion.conversion(facts, config=f"Float8LinearConfig({FLAG}=False)")
     return kit.Finding(

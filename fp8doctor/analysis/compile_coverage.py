@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from fp8doctor.analysis.conversion import names_in_python
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.conversion import ROOT, names_in_python
+from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE, in_python
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
@@ -64,7 +64,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     lines = with_kernels(_with_reason([*(_loop(each, network) for each in lists), *apart]), facts)
     name, names = COMPILE_BLOCKS, tuple[str, ...]()
     built = bool(network.fp8) and not any(stack_of(each).converter for each in network.fp8)
-    summary = f"compile block by block{'' if built else ', after the conversion'}"
+    summary = f"compile block by block{_after(network, *([] if built else ['the conversion']))}"
     if not lists:
         name, names = COMPILE_LAYERS, tuple(linear.name for linear in beside)
         summary = f"compile {plural(len(beside), 'layer')} outside the compiled blocks"
@@ -75,7 +75,15 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
 
 def compile_model(facts: Facts) -> Treatment:
     code = "\n".join(with_kernels(compile_whole(facts.network), facts))
-    return Treatment(name=COMPILE_MODEL, summary="compile the model", code=code)
+    return Treatment(name=COMPILE_MODEL, summary=f"compile the model{_after(facts.network)}", code=code)
+
+
+def _after(network: Network, *places: str) -> str:
+    """Say behind which lines of the script these stand: they name modules as those leave them."""
+    peft = any(each.name.startswith(ROOT) for each in network.linears)
+    wrappers = [each for each in network.get("wrappers", ()) if each in KEEP_IT_IN_MODULE]
+    places = (*places, *(["get_peft_model"] if peft else []), *wrappers)
+    return f", after {' and '.join(places)}" if places else ""
 
 
 def covered_by_blocks(facts: Facts) -> list[Linear]:

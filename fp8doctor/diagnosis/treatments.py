@@ -268,15 +268,12 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
     if form == ArmName.BF16_AS_COMPILED or (mine and not leave and form not in BF16_FORMS):
         return [KEEP_OWN_COMPILE]
     if not form:
-        return with_kernels(["model = torch.compile(model)   # or block by block"], facts)
+        *reason, line = compile_whole(facts.network)
+        return with_kernels([*reason, f"{line}   # or block by block"], facts)
     if form == ArmName.BF16:
         return [LEAVE_OUT_OWN_COMPILE] if leave or marks_without_kernels(facts) else []
     by_block = form != ArmName.BF16_WHOLE and bool(facts.network.blocks)
-    if form == ArmName.BF16_WHOLE:
-        lines = compile_whole(facts.network)
-    else:
-        lines = compile_all(facts.network) if by_block else ["model = torch.compile(model)"]
-    lines = with_kernels(lines, facts)
+    lines = with_kernels((compile_all if by_block else compile_whole)(facts.network), facts)
     if by_block and facts.get("training.use_cache"):
         lines.append(f"{cache_off(facts)}   # a KV cache slows the compiled blocks down")
     return [*([LEAVE_OUT_OWN_COMPILE] if leave or mine else []), *lines]

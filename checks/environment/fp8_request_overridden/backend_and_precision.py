@@ -33,7 +33,7 @@ def named_without_fp8(facts: kit.Facts) -> kit.Finding:
     named, decided = variables[BACKEND], decided_precision(facts)
     asked = kit.fp8_request.asked_by_environment(variables)
     converted = sum(each.use == "training" for each in linears)
-    ask = f"{BACKEND}={named} accelerate launch --mixed_precision fp8 train.py"
+    ask = kit.exported(facts, "train.py", ACCELERATE_MIXED_PRECISION="fp8")
     summary, code = "set the precision to fp8 too", f"{ask}\n# or, for {decided}: unset {BACKEND}"
     if named == "TE":
         summary = f"unset {BACKEND}: the job then trains in {decided}, as its precision says"
@@ -87,9 +87,11 @@ def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
         treatment=kit.Treatment(
             name="name-backend-and-precision",
             summary="name the backend, and compile if it is torchao",
-            code=kit.exported(facts, **{BACKEND: "AO"})
-            + "   # keeps torchao; or TE, which needs no compilation\n"
-            "accelerate launch --dynamo_backend inductor --dynamo_use_regional_compilation train.py",
+            code=kit.exported(
+                facts,
+                "--dynamo_backend inductor --dynamo_use_regional_compilation train.py",
+                **{BACKEND: "AO", "ACCELERATE_MIXED_PRECISION": "fp8"},
+            ).replace("\n", "   # keeps torchao; or TE, which needs no compilation\n", 1),
         ),
     )
 

@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, ORDINARY
+from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, LAUNCHER_FINGERPRINT, ORDINARY
 from fp8doctor.checks.environment.fp8_request_overridden import FIRES, FP8, SILENT
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, TrainerArguments
@@ -73,6 +73,15 @@ def test_who_overrode_the_request(
     if finding:
         assert finding.severity == "error"
         assert line in fix_of(OVERRIDDEN, facts).code
+
+
+WITHOUT = "--fp8_enable_fsdp_float8_all_gather false"
+
+
+def test_what_accelerate_launch_sets_itself_is_given_to_it() -> None:
+    launched = job({BACKEND: "ao", ALL_GATHER: "True", **dict.fromkeys(LAUNCHER_FINGERPRINT, "0")})
+    code = fix_of(MISSPELLED, launched).code
+    assert (f"{ALL_GATHER}=" in code, WITHOUT in code) == (False, True)
 
 
 def args(kind: str) -> TrainerArguments:
@@ -182,7 +191,7 @@ def four() -> nn.Sequential:
 
 @pytest.mark.parametrize(
     ("backend", "line"),
-    [("AO", f"{BACKEND}=AO accelerate launch --mixed_precision fp8"), ("TE", f"unset {BACKEND}")],
+    [("AO", f"accelerate launch --mixed_precision fp8 {WITHOUT}"), ("TE", f"unset {BACKEND}")],
 )
 def test_a_backend_without_fp8(
     monkeypatch: pytest.MonkeyPatch, look: Look, backend: str, line: str, forget_accelerate: None
