@@ -11,8 +11,8 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.errors import UserError
 from fp8doctor.finding import Treatment
 
-MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*")
-"""Comments of a fix that ask for more than its lines, or for a choice."""
+MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*|\baccelerator\b")
+"""Comments of a fix that ask for more than its lines, or for a choice; and what stands before the model."""
 COMPILES = re.compile(r"(?<!\bre)\.compile\b|\btorch_compile\b")
 """Words of a script that may compile its model."""
 CONVERTS = re.compile(r"\b(convert_to_float8_training|quantize_|convert_model)\(")

@@ -161,6 +161,7 @@ REFUSED = {
     "a fix of this kind": (OPTIMIZED, "pad-dimensions", "nn.Linear(1008, 4000)"),
     "place a fix": (OPTIMIZED, "compile-a", "export A=1"),
     "not place": (OPTIMIZED, "convert-a", LEAVE),
+    "not place a": (OPTIMIZED, "convert-b", 'accelerator = Accelerator(mixed_precision="fp8")\nmodel(0)'),
 }
 """Part of the reason -> a script, and a fix that has no certain place in it."""
 

@@ -79,11 +79,10 @@ def compile_model(facts: Facts) -> Treatment:
 
 
 def _after(network: Network, *places: str) -> str:
-    """Say behind which lines of the script these stand: they name modules as those leave them."""
-    peft = any(each.name.startswith(ROOT) for each in network.linears)
-    wrappers = [each for each in network.get("wrappers", ()) if each in KEEP_IT_IN_MODULE]
-    places = (*places, *(["get_peft_model"] if peft else []), *wrappers)
-    return f", after {' and '.join(places)}" if places else ""
+    """Say behind which lines of the script these stand: they name modules as the last wrapper leaves them."""
+    around = ["get_peft_model"] if any(each.name.startswith(ROOT) for each in network.linears) else []
+    around += [each for each in network.get("wrappers", ()) if each in KEEP_IT_IN_MODULE]
+    return f", after {' and '.join((*places, *around[-1:]))}" if places or around else ""
 
 
 def covered_by_blocks(facts: Facts) -> list[Linear]:

@@ -91,7 +91,7 @@ def checkpointing_off(facts: Facts) -> Treatment:
             code = f"for module in {in_python('modules', facts.network)}():\n"
             code += '    if hasattr(module, "gradient_checkpointing"):\n'
             code += "        module.gradient_checkpointing = False"
-        if of_a_decoder:
+        if of_a_decoder and facts.get("training.cache_switch", "") is not None:
             code += f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
     elif first and first.form == "called_in_forward":
         called = f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
