@@ -86,20 +86,18 @@ def wrapped_for_nothing(linears: list[kit.Linear], facts: kit.Facts) -> kit.Find
     """Report the flag without FSDP2: information until the model is surely ready to train."""
     training, prepared = facts.training, kit.fp8_request.was_prepared(facts)
     ready = prepared or bool(training.gradients_seen) or bool(training.optimizer_stepped)
-    code = kit.exported(facts, **{kit.fp8_request.ALL_GATHER: "false"})
+    fix = kit.treatments.ORDINARY_WEIGHTS
     if not kit.fp8_request.may_have_converted(facts):
         code = kit.conversion.conversion(facts, config=f"Float8LinearConfig({FLAG}=False)")
+        words = "switch the flag off: nothing shards the model"
+        fix = kit.Treatment(name="no-float8-all-gather", summary=words, code=code)
     return kit.Finding(
         severity=None if ready else "info",
         title=f"FSDP2's FP8 all-gather wraps {kit.plural(len(linears), 'Linear')}, and nothing is sharded",
         explanation="Without FSDP2 the flag gives nothing. Each weight is a tensor subclass, which costs "
         f"host time and can make saving fail.{'' if ready else ' It is right if fully_shard follows.'}",
         evidence={"wrapped": len(linears), "prepared_by_accelerate": prepared, "first": linears[0].name},
-        treatment=kit.Treatment(
-            name="no-float8-all-gather",
-            summary="switch the flag off if FSDP2 does not shard the model",
-            code=code,
-        ),
+        treatment=fix,
     )
 
 

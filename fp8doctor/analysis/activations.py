@@ -76,14 +76,15 @@ def kept_by_region(layers: Iterable[Kept]) -> dict[str | None, tuple[float, floa
 
 
 def kept_gib(facts: Facts) -> float | None:
-    """Estimate what one micro-batch keeps, logits included; None if rows are unknown.
+    """Estimate what one micro-batch keeps, logits included; None if rows are unknown or nothing is trained.
 
     Attention in the open keeps its scores too, whose size is not in the facts.
     """
     linears, attentions = facts.network.linears, facts.network.get("attentions", ())
     calls = {each.name: call_of(each, facts) for each in linears}
     rows = {name: each.rows * each.count for name, each in calls.items()}
-    if any(each.get("implementation") == "eager" for each in attentions) or not all(rows.values()):
+    in_the_open = any(each.get("implementation") == "eager" for each in attentions)
+    if in_the_open or not all(rows.values()) or not facts.network.trainable_parameters:
         return None
     bytes_per_logit = LOGIT_BYTES["16bit" if has_vocabulary(facts.network) else "mean"]
     logits = sum(

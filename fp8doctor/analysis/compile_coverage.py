@@ -64,7 +64,10 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     lines = with_kernels(_with_reason([*(_loop(each, network) for each in lists), *apart]), facts)
     name, names = COMPILE_BLOCKS, tuple[str, ...]()
     built = bool(network.fp8) and not any(stack_of(each).converter for each in network.fp8)
-    summary = f"compile block by block{_after(network, *([] if built else ['the conversion']))}"
+    around = ["get_peft_model"] if any(each.name.startswith(ROOT) for each in network.linears) else []
+    around += [each for each in network.get("wrappers", ()) if each in KEEP_IT_IN_MODULE]
+    places = " and ".join([*([] if built else ["the conversion"]), *around[-1:]])
+    summary = f"compile block by block{places and f', after {places}'}"
     if not lists:
         name, names = COMPILE_LAYERS, tuple(linear.name for linear in beside)
         summary = f"compile {plural(len(beside), 'layer')} outside the compiled blocks"
@@ -75,14 +78,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
 
 def compile_model(facts: Facts) -> Treatment:
     code = "\n".join(with_kernels(compile_whole(facts.network), facts))
-    return Treatment(name=COMPILE_MODEL, summary=f"compile the model{_after(facts.network)}", code=code)
-
-
-def _after(network: Network, *places: str) -> str:
-    """Say behind which lines of the script these stand: they name modules as the last wrapper leaves them."""
-    around = ["get_peft_model"] if any(each.name.startswith(ROOT) for each in network.linears) else []
-    around += [each for each in network.get("wrappers", ()) if each in KEEP_IT_IN_MODULE]
-    return f", after {' and '.join((*places, *around[-1:]))}" if places or around else ""
+    return Treatment(name=COMPILE_MODEL, summary="compile the model", code=code)
 
 
 def covered_by_blocks(facts: Facts) -> list[Linear]:

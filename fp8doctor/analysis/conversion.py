@@ -54,7 +54,11 @@ def conversion(
     prepared = by_accelerate or may_have_converted(facts)
     if mxfp8 or (any(map(is_mxfp8, fp8)) and not config and not prepared):
         in_mxfp8 = [each for each in fp8 if is_mxfp8(each)] or fp8
-        return "\n".join((*keep, *_in_mxfp8(in_mxfp8, takes)))
+        biased = [each for each in in_mxfp8 if each.bias and not is_grouped(each)]  # these stay Float8Linear
+        if biased:
+            keep.append(f"convert_to_float8_training(model{_filter(['layer.bias is not None', *takes])})")
+        more = len(biased) < len(in_mxfp8) or not in_mxfp8
+        return "\n".join([*keep, *([quantize_mxfp8(in_mxfp8, takes)] if more else [])])
     if not stack.converter:
         instead = f"# build these as torch.nn.Linear, not as {stack.layer or layer_label(fp8[0])}"
         return "\n".join((*keep, instead))
@@ -148,15 +152,6 @@ def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
         )
     name = "real-mx-kernel" if emulated else name
     return Treatment(name=name, summary="; ".join(summary), code=conversion(facts, mxfp8=True))
-
-
-def _in_mxfp8(converted: Sequence[Linear], takes: Sequence[str]) -> Iterator[str]:
-    """Write MXFP8 for these layers, and Float8Linear for those with a bias."""
-    biased = [each for each in converted if each.bias and not is_grouped(each)]
-    if biased:
-        yield f"convert_to_float8_training(model{_filter(['layer.bias is not None', *takes])})"
-    if len(biased) < len(converted) or not converted:
-        yield quantize_mxfp8(converted, takes)
 
 
 def quantize_mxfp8(linears: Sequence[Linear], takes: Sequence[str] = ()) -> str:

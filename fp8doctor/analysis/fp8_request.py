@@ -101,11 +101,8 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
     precision = variables.get("ACCELERATE_MIXED_PRECISION", "")
     if precision.lower() == "fp8":
         return f"ACCELERATE_MIXED_PRECISION={precision}"
-    return "accelerate launch --mixed_precision fp8" if was_launched(variables) else None
-
-
-def was_launched(variables: Mapping[str, str]) -> bool:
-    return all(name in variables for name in LAUNCHER_FINGERPRINT)
+    launched = variables.keys() >= set(LAUNCHER_FINGERPRINT)
+    return "accelerate launch --mixed_precision fp8" if launched else None
 
 
 def converted_nothing(facts: Facts) -> bool:
@@ -180,21 +177,18 @@ def settings(facts: Facts, **asked: str) -> dict[str, str]:
     return asked | ({ALL_GATHER: "false"} if due else {})
 
 
-OF_LAUNCHER = {
-    "ACCELERATE_MIXED_PRECISION": "--mixed_precision",
-    ALL_GATHER: "--fp8_enable_fsdp_float8_all_gather",
-}
-"""Variables that ``accelerate launch`` always sets -> its flags. It sets `BACKEND` for ``--fp8_backend`` alone,
-in lower case, which Accelerate refuses. Source: ``setup_fp8_env``, accelerate 1.15."""
+OF_LAUNCHER = ("ACCELERATE_MIXED_PRECISION", ALL_GATHER)
+"""Variables that ``accelerate launch`` always sets, by flags of their names (``setup_fp8_env``, 1.15)."""
 
 
 def exported(facts: Facts, launched: str = "", **asked: str) -> str:
     """Write the shell lines that set these variables, and the one that is due; ``launched`` by Accelerate."""
-    launched = launched or "train.py" * was_launched(facts.variables())
+    launched = launched or "train.py" * (facts.variables().keys() >= set(LAUNCHER_FINGERPRINT))
     given = settings(facts, **asked)
-    flags = [f"{OF_LAUNCHER[name]} {given.pop(name)}" for name in OF_LAUNCHER if launched and name in given]
+    own = [name for name in OF_LAUNCHER if launched and name in given]
+    flags = [f" --{name.removeprefix('ACCELERATE_').lower()} {given.pop(name)}" for name in own]
     lines = ["export " + " ".join(f"{name}={value}" for name, value in given.items())] if given else []
-    return "\n".join([*lines, *([" ".join(["accelerate launch", *flags, launched])] if flags else [])])
+    return "\n".join(lines + [f"accelerate launch{''.join(flags)} {launched}"] * bool(flags))
 
 
 def in_script(facts: Facts, *, config: str = "", takes: str = "") -> str:

@@ -22,7 +22,7 @@ from fp8doctor.recipes import low_precision, stack_of
 
 STATES = {"SGD": 0, "Adafactor": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
 """Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default; Adafactor keeps a row and a
-column of each. Source: torch 2.13."""
+column of each. Source: torch 2.13. With ``8bit`` behind it, a class of torchao or bitsandbytes: in bytes."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element; every other dtype of a parameter has one."""
@@ -81,14 +81,16 @@ class Peak(NamedTuple):
 def estimated_peak(facts: Facts) -> Peak | None:
     """Estimate the peak; None for an optimizer that is not known. FSDP2 leaves a process its shards."""
     network, optimizer = facts.network, facts.get("training.optimizer") or "AdamW"
-    states = STATES.get(optimizer.rpartition(".")[2])
+    name = optimizer.rpartition(".")[2]
+    states = STATES.get(name.removesuffix("8bit"))
     if states is None or not recorded(facts, "network.dtypes"):
         return None
     shards = facts.get("training.distributed.shards") or 1
     weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB / shards
     trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
     kept, dequantized = if_recorded(kept_gib, facts), if_recorded(dequantized_gib, facts) or 0.0
-    return Peak(weights, trained, states * trained, copies_gib(facts, network.fp8), kept, dequantized)
+    each_gib = network.trainable_parameters / GIB / shards if name.endswith("8bit") else trained
+    return Peak(weights, trained, states * each_gib, copies_gib(facts, network.fp8), kept, dequantized)
 
 
 def gpu_gib(facts: Facts) -> float | None:

@@ -61,7 +61,7 @@ PARTS: dict[str, tuple[Family, ...]] = {
 }
 """Parts that FP8 changes -> families. Adding a bias belongs to what the model counts around the Linears."""
 
-IN_KNOWN_FORM = "with layers and an autocast that the cost model knows"
+IN_KNOWN_FORM, UNDER_AUTOCAST = "with layers that the cost model knows", "under BF16 autocast"
 
 
 def as_modelled(facts: Facts, *, fixed: bool = False) -> tuple[Facts, str]:
@@ -75,7 +75,7 @@ def as_modelled(facts: Facts, *, fixed: bool = False) -> tuple[Facts, str]:
     after = IN_KNOWN_FORM if linears != list(facts.network.linears) else ""
     in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
     if in_fp32 and facts.get("training.autocast") != "bfloat16" and recorded(facts, "training"):
-        facts, after = replace(facts, training=replace(facts.training, autocast="bfloat16")), IN_KNOWN_FORM
+        facts, after = replace(facts, training=replace(facts.training, autocast="bfloat16")), UNDER_AUTOCAST
     for place, each in enumerate(linears):
         if fixed and each.use == "training":
             linears[place] = each = replace(each, engaged=None)

@@ -69,7 +69,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding], expected: Expected) 
         chosen = if_recorded(_untimed, others, asked, expected, broken)
     steps = proposed if chosen is None else chosen
     steps = if_recorded(_with_a_start, steps, view, expected) or steps
-    needed = _in_one_conversion(_converted_first(_needed(steps, view.facts)), view.facts)
+    needed = _in_one_conversion(_needed(steps, view.facts), view.facts)
     return tuple(fitted([*_headed(needed, findings)], view.facts))
 
 
@@ -103,15 +103,11 @@ CONVERTS = "convert-"
 """How the name of a treatment begins that converts layers."""
 
 
-def _converted_first(steps: Sequence[Step]) -> Sequence[Step]:
-    """Put what converts layers before what compiles them."""
+def _in_one_conversion(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
+    """Convert once, and first: another recipe of torchao and a filter go into the same lines."""
     at = next((at for at, step in enumerate(steps) if traits(step.treatment.name).compiles), len(steps))
     late = [step for step in steps[at:] if step.treatment.name.startswith(CONVERTS)]
-    return [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
-
-
-def _in_one_conversion(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
-    """Write another recipe of torchao and a filter into the same lines: a model is converted once."""
+    steps = [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
     kept = next((each.treatment.layers for each in steps if each.treatment.name == KEEP_IN_BF16), ())
     words = (recipe_after(name) for each in steps if changes_recipe(name := each.treatment.name))
     word = next(words, "")
@@ -275,7 +271,11 @@ def _to_the_end(
         return not view.uses_fp8 and changes_fp8(step)
 
     for_fp8 = {step.treatment.name for step in proposed if traits(step.treatment.name).for_fp8}
-    dropped = _settled(view) | (for_fp8 if view.gives_up_fp8 else set[str]())
+    rows = (each for each in view.timed.values() if view.base_of(each))
+    dropped = {name for each in rows for name in each.arm.get("treatments", ())}
+    every = (each.get("treatments", ()) for each in view.trial.arms if each.name == ArmName.PRESCRIBED)
+    dropped |= {name for each in every if each in view.too_large for name in each}
+    dropped |= for_fp8 if view.gives_up_fp8 else set()
     kept = [
         step
         for step in proposed
@@ -303,14 +303,6 @@ def _to_the_end(
     parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
     rest = [step for step in kept if step not in mends and step not in parts]
     return on_the_way(view, [*mends, *first, *parts, *found, *rest], broken)
-
-
-def _settled(view: TrialView) -> set[str]:
-    """Name the treatments that were timed, or need too much memory together."""
-    rows = (each for each in view.timed.values() if view.base_of(each))
-    timed = {name for each in rows for name in each.arm.get("treatments", ())}
-    every = (each.get("treatments", ()) for each in view.trial.arms if each.name == ArmName.PRESCRIBED)
-    return timed.union(*(each for each in every if each in view.too_large))
 
 
 def _starting(end: Variant, view: TrialView) -> Iterator[Step]:

@@ -267,9 +267,6 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
     mine, leave = bool(own_compile(facts)), bool(form) and replaces_own_compile(form, facts)
     if form == ArmName.BF16_AS_COMPILED or (mine and not leave and form not in BF16_FORMS):
         return [KEEP_OWN_COMPILE]
-    if not form:
-        *reason, line = compile_whole(facts.network)
-        return with_kernels([*reason, f"{line}   # or block by block"], facts)
     if form == ArmName.BF16:
         return [LEAVE_OUT_OWN_COMPILE] if leave or marks_without_kernels(facts) else []
     by_block = form != ArmName.BF16_WHOLE and bool(facts.network.blocks)

@@ -23,7 +23,8 @@ compiled = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
 accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe], dynamo_plugin=compiled)"""
 
 TRL = """\
-export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO{wrapped}
+export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO{}
+# accelerate launch sets all but the backend itself: give it --mixed_precision fp8{}
 # and SFTConfig(bf16=False, fp16=False, torch_compile=True): with its default, bf16, nothing is converted"""
 
 TORCHTITAN_EXPERTS = """
@@ -45,7 +46,8 @@ def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
     facts = in_bf16(facts)  # as the rows are estimated: a recipe of now is another one
     if row.stack == "te":
         return dict(_transformer_engine(row, experts=any(map(is_grouped, facts.network.linears))))
-    return dict(_mxfp8(facts) if row.recipe == "mxfp8" else _float8(facts, row, options))
+    found = dict(_mxfp8(facts) if row.recipe == "mxfp8" else _float8(facts, row, options))
+    return found | {"pytorch": f"# before get_peft_model\n{found['pytorch']}"} if options.lora else found
 
 
 def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str]]:
@@ -66,7 +68,8 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
         flags = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
         gather = "".join(f" --quantize.linear.float8.{each}" for each in flags if gathers)
         yield "torchtitan", torchtitan_converter(name, (), gather)
-        yield "trl", TRL.format(wrapped="" if gathers else f" {ALL_GATHER}=false")
+        off = (f" {ALL_GATHER}=false", " --fp8_enable_fsdp_float8_all_gather false")
+        yield "trl", TRL.format(*(("", "") if gathers else off))
         gather = "\nfp8_enable_fsdp_float8_all_gather: true\nfsdp_version: 2" if gathers else ""
         yield "axolotl", f"fp8: true{gather}\ntorch_compile: true"
     else:

@@ -99,7 +99,9 @@ def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
     modules, optimizers, trainers = living.found()
     below = {id(child) for module in modules for child in children_of(module).values()}
     roots = [each for each in modules if id(each) not in below]
-    for parameters, wrapper in _trained_by(optimizer, optimizers, modules):
+    lost = all(each.grad is None for each in held(optimizer))  # were replaced: the model has the gradients
+    trained = [each for m in modules if lost for each in parameters_of(m).values() if each.grad is not None]
+    for parameters, wrapper in (*_trained_by(optimizer, optimizers), (trained, None)):
         wanted = {id(each): whole_size(each) for each in parameters}
         least = MOST * sum(wanted.values())
         if not least or not (owning := [each for each in roots if _owned(each, wanted) >= least]):
@@ -123,11 +125,8 @@ def _is_plain(optimizer: Any) -> bool:
     return issubclass(type(optimizer), Optimizer) and "param_groups" in state_of(optimizer)
 
 
-def _trained_by(
-    optimizer: Optimizer, optimizers: Iterable[Any], modules: Iterable[nn.Module]
-) -> Iterator[tuple[list[nn.Parameter], Any]]:
-    """Yield parameters of the model, and the optimizer's wrapper. One whose parameters were all replaced steps
-    what has no gradient: then the model has them."""
+def _trained_by(optimizer: Optimizer, optimizers: Iterable[Any]) -> Iterator[tuple[list[nn.Parameter], Any]]:
+    """Yield parameters of the model, and the optimizer's wrapper."""
     stepped = held(optimizer)
     yield stepped, None
     copies = {id(each) for each in stepped}
@@ -135,9 +134,8 @@ def _trained_by(
         if any(value is optimizer for value in state_of(each).values()):
             yield [parameter for parameter in written_back(each) if id(parameter) not in copies], each
     trained = [each for each in stepped if each.grad is not None]
-    if len(trained) < len(stepped):
-        alive = (parameter for module in modules for parameter in parameters_of(module).values())
-        yield trained or [each for each in alive if each.grad is not None], None
+    if 0 < len(trained) < len(stepped):
+        yield trained, None
 
 
 def _compiled(modules: list[nn.Module]) -> tuple[list[nn.Module], set[int]]:

@@ -78,6 +78,17 @@ def test_a_batch_too_large_is_told_with_one_that_fits(times: int, too_large: boo
     assert (found.is_too_large, found.may_be_too_large) == (too_large, may_be)
 
 
+def test_states_in_8_bits_and_a_frozen_model() -> None:
+    facts = load_report(RECORDED / "h200-decoder_350m.json.gz").facts
+    small = replace(facts, training=replace(facts.training, optimizer="torchao.optim.adam.AdamW8bit"))
+    frozen = replace(facts, network=replace(facts.network, trainable_parameters=0))
+    of_small, of_frozen = estimated_peak(small), estimated_peak(frozen)
+    assert of_small is not None
+    assert of_frozen is not None
+    assert of_small.optimizer * 2**30 == 2 * facts.network.trainable_parameters
+    assert of_frozen.activations is None
+
+
 def test_a_step_that_ran_or_is_sharded_is_not_said_to_be_too_large() -> None:
     measured = load_report(RECORDED / "h200-decoder_454m.json.gz").facts
     assert fit(measured) is None

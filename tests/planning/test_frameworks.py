@@ -84,6 +84,10 @@ def test_a_trainer_reads_what_the_lines_for_trl_export(
     assert Accelerator(mixed_precision="fp8", cpu=True).fp8_backend == "AO"
 
 
+def test_lora_is_added_after_the_conversion() -> None:
+    assert [lines("torchao", each, lora=16)["pytorch"][0] for each in ("tensorwise", "rowwise")] == ["#", "#"]
+
+
 def test_axolotl_has_only_tensorwise() -> None:
     """axolotl 067b021: AxolotlTrainer.additional_accelerator_args makes a Float8LinearConfig without recipe;
     check_fp8_config refuses the gather without fsdp_version 2."""

@@ -76,6 +76,7 @@ def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     if not {"torchao", "transformer_engine"} <= packages.keys() or (fp8 and not eager):
         return None  # one backend, or a recipe or a compilation shows that somebody decided
     converted = bool(eager) and kit.fp8_request.was_prepared(facts)
+    compiled = "--dynamo_backend inductor --dynamo_use_regional_compilation train.py"
     became = f"{kit.plural(len(eager), 'Linear')} became Float8Linear with torchao's defaults, not compiled. "
     return kit.Finding(
         severity="info" if not converted else "error" if facts.trainer() else "warning",
@@ -88,9 +89,7 @@ def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
             name="name-backend-and-precision",
             summary="name the backend, and compile if it is torchao",
             code=kit.exported(
-                facts,
-                "--dynamo_backend inductor --dynamo_use_regional_compilation train.py",
-                **{BACKEND: "AO", "ACCELERATE_MIXED_PRECISION": "fp8"},
+                facts, compiled, **{BACKEND: "AO", "ACCELERATE_MIXED_PRECISION": "fp8"}
             ).replace("\n", "   # keeps torchao; or TE, which needs no compilation\n", 1),
         ),
     )
