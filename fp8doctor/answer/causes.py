@@ -1,8 +1,9 @@
 """Why FP8 is slower: the fault, a wait that FP8 does not shorten, then what the plan fixes or undoes."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.significance import Number
@@ -15,8 +16,6 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import if_recorded
 from fp8doctor.finding import Finding
 
-HEAVIER = "extra_gib"  # evidence that FP8 takes more memory than BF16, which explains no time
-
 
 class Cause(Struct, frozen=True):
     """Why FP8 is slower, or what a fix of the plan is for."""
@@ -25,6 +24,10 @@ class Cause(Struct, frozen=True):
     code: str = ""
     name: str = ""
     """Name of the finding; a code may have several."""
+    ms: float | None = None
+    """What its fix was timed to save."""
+    in_fp8: bool = False
+    """True if that is a saving in FP8, which the plan leaves."""
 
 
 def causes(
@@ -37,7 +40,7 @@ def causes(
 ) -> Iterator[Cause]:
     """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
 
-    If FP8 is slower, its own costs come before what BF16 has too; else what makes it heavier comes second.
+    If FP8 is slower, what FP8 itself costs comes before what BF16 has too.
     """
     found = fault.finding if fault else None
     if fault and fault.reason:
@@ -46,21 +49,24 @@ def causes(
     yield from (Cause(each) for each in waits if each)
     told = {found.name} if found else set[str]()
     told |= {each.name for each in findings if state and each.area == "engagement"}
-    is_slower = speedup is not None and speedup.side == "slower"
-    heavier = {each.name for each in findings if HEAVIER in each.evidence and not is_slower}
-    costs = list[tuple[Cause, float]]()
-    for each in _explaining(view, findings, steps, heavier):
-        name = each.names[0] if isinstance(each, Step) else each.name
-        costs += [(Cause(each.title, each.code, name), _saved_ms(each, view))] if name not in told else []
-    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8 and is_slower}
-    most_ms = max((ms for _, ms in costs), default=0.0)
-    costs.sort(key=lambda of: (of[0].name not in of_fp8 or 0 < of[1] < most_ms, -of[1]))
-    costs[1:] = sorted(costs[1:], key=lambda of: of[0].name not in heavier and not of[1])
-    yield from (each for each, _ in costs)
+    costs = [_cause(each, view) for each in _explaining(view, findings, steps)]
+    costs = [each for each in costs if each.name not in told]
+    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8}
+    of_fp8 = of_fp8 if speedup and speedup.side == "slower" else set()
+    most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
+
+    def place(each: Cause) -> tuple[bool, float]:
+        is_small = each.ms is not None and each.ms < most_ms
+        return each.name not in of_fp8 or is_small, -(each.ms or 0.0)
+
+    said = set[float | None]()  # causes that end with one fix have its saving together
+    for each in sorted(costs, key=place):
+        yield replace(each, ms=None if each.ms in said else each.ms)
+        said.add(each.ms)
 
 
 def _explaining(
-    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], heavier: Collection[str]
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
@@ -69,20 +75,20 @@ def _explaining(
     fixed = {name for step in steps for name in step.names}
     known = {each.code for each in findings if each.severity != "info"}
     for each in sorted(findings, key=lambda each: each.name not in undone):
-        if gains_nothing(each) or known.intersection(each.caused_by):
-            continue
-        of_time = each.severity != "info" and (each.area != "memory" or each.saving_ms is not None)
-        is_left = each.name not in fixed and (each.name in heavier or (seeks and of_time))
-        if is_left or (of_time and each.name in undone):
+        costs = each.severity != "info" and not gains_nothing(each) and not known.intersection(each.caused_by)
+        costs = costs and (each.area != "memory" or each.saving_ms is not None)
+        if costs and (each.name in undone or (seeks and each.name not in fixed)):
             yield each
 
 
-def _saved_ms(of: Finding | Step, view: TrialView) -> float:
-    """Read what a cause's fix was timed to save, in FP8 if the plan leaves that; 0 if it was not."""
-    saving = of.saving_ms
-    if view.gives_up_fp8 and isinstance(of, Step):
+def _cause(of: Finding | Step, view: TrialView) -> Cause:
+    """Name a cause with what its fix was timed to save; in FP8, also if the plan leaves that."""
+    saving, name = of.saving_ms, of.names[0] if isinstance(of, Step) else of.name
+    in_fp8 = view.gives_up_fp8 and isinstance(of, Step)
+    if in_fp8 and of.treatment:
         saving = view.savings.get(of.treatment.name)
     if isinstance(of, Step) and of.together:
         saving = None  # it is that of other fixes too
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
-    return saving.middle if saving and timed and saving.low > 0 else 0.0
+    saved = saving.middle if saving and timed and saving.low > 0 else None
+    return Cause(of.title, of.code, name, saved, in_fp8)

@@ -30,6 +30,7 @@ TEMPLATES = {
     "numbers.fault": "{low} {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
     "numbers.one": "now {now:,.1f} ms/step, {basis}",
     "why.cause": "{title}",
+    "why.cost": "{title}: {ms:,.1f} ms{where}",
     "why.part": "FP8 adds {gain}, mostly {part}",
     "why.parts": "{parts} ms{where}",
     "why.unknown": "Not known: {reason}",
@@ -250,7 +251,9 @@ def in_short(text: str) -> str:
 def _cause(cause: Cause) -> Line:
     title = in_short(cause.title)
     title = f"{title[:1].upper()}{title[1:]}" if title.partition(" ")[0].isalpha() else title
-    return say("why.cause", title=title)
+    if cause.ms is None or " ms" in title:
+        return say("why.cause", title=title)
+    return say("why.cost", title=title, ms=cause.ms, where=" in FP8" * cause.in_fp8)
 
 
 def _fix(said: Answer) -> Iterator[Line]:
