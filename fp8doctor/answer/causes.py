@@ -1,6 +1,6 @@
 """Why FP8 is slower: the fault, a wait that FP8 does not shorten, then what the plan fixes or undoes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +16,8 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import if_recorded
 from fp8doctor.finding import Finding
 
+HEAVIER = "extra_gib"  # evidence that FP8 takes more memory than BF16, which explains no time
+
 
 class Cause(Struct, frozen=True):
     """Why FP8 is slower, or what a fix of the plan is for."""
@@ -24,8 +26,8 @@ class Cause(Struct, frozen=True):
     code: str = ""
     name: str = ""
     """Name of the finding; a code may have several."""
-    ms: float | None = None
-    """What its fix was timed to save."""
+    ms: float = 0.0
+    """What its fix was timed to save; 0 if it was not."""
     in_fp8: bool = False
     """True if that is a saving in FP8, which the plan leaves."""
 
@@ -40,7 +42,7 @@ def causes(
 ) -> Iterator[Cause]:
     """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
 
-    If FP8 is slower, what FP8 itself costs comes before what BF16 has too.
+    If FP8 is slower, its own costs come before what BF16 has too; else what makes it heavier comes second.
     """
     found = fault.finding if fault else None
     if fault and fault.reason:
@@ -49,24 +51,22 @@ def causes(
     yield from (Cause(each) for each in waits if each)
     told = {found.name} if found else set[str]()
     told |= {each.name for each in findings if state and each.area == "engagement"}
-    costs = [_cause(each, view) for each in _explaining(view, findings, steps)]
+    is_slower = speedup is not None and speedup.side == "slower"
+    heavier = {each.name for each in findings if HEAVIER in each.evidence and not is_slower}
+    costs = [_cause(each, view) for each in _explaining(view, findings, steps, heavier)]
     costs = [each for each in costs if each.name not in told]
-    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8}
-    of_fp8 = of_fp8 if speedup and speedup.side == "slower" else set()
-    most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
-
-    def place(each: Cause) -> tuple[bool, float]:
-        is_small = each.ms is not None and each.ms < most_ms
-        return each.name not in of_fp8 or is_small, -(each.ms or 0.0)
-
-    said = set[float | None]()  # causes that end with one fix have its saving together
-    for each in sorted(costs, key=place):
-        yield replace(each, ms=None if each.ms in said else each.ms)
+    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8 and is_slower}
+    most_ms = max((each.ms for each in costs), default=0.0)
+    costs.sort(key=lambda each: (each.name not in of_fp8 or 0 < each.ms < most_ms, -each.ms))
+    costs[1:] = sorted(costs[1:], key=lambda each: each.name not in heavier and not each.ms)
+    said = set[float]()  # causes that end with one fix have its saving together
+    for each in costs:
+        yield replace(each, ms=0.0) if each.ms in said else each
         said.add(each.ms)
 
 
 def _explaining(
-    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], heavier: Collection[str]
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
@@ -75,9 +75,11 @@ def _explaining(
     fixed = {name for step in steps for name in step.names}
     known = {each.code for each in findings if each.severity != "info"}
     for each in sorted(findings, key=lambda each: each.name not in undone):
-        costs = each.severity != "info" and not gains_nothing(each) and not known.intersection(each.caused_by)
-        costs = costs and (each.area != "memory" or each.saving_ms is not None)
-        if costs and (each.name in undone or (seeks and each.name not in fixed)):
+        if gains_nothing(each) or known.intersection(each.caused_by):
+            continue
+        of_time = each.severity != "info" and (each.area != "memory" or each.saving_ms is not None)
+        is_left = each.name not in fixed and (each.name in heavier or (seeks and of_time))
+        if is_left or (of_time and each.name in undone):
             yield each
 
 
@@ -90,5 +92,6 @@ def _cause(of: Finding | Step, view: TrialView) -> Cause:
     if isinstance(of, Step) and of.together:
         saving = None  # it is that of other fixes too
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
-    saved = saving.middle if saving and timed and saving.low > 0 else None
-    return Cause(of.title, of.code, name, saved, in_fp8)
+    return Cause(
+        of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else 0.0, in_fp8
+    )

@@ -251,7 +251,7 @@ def in_short(text: str) -> str:
 def _cause(cause: Cause) -> Line:
     title = in_short(cause.title)
     title = f"{title[:1].upper()}{title[1:]}" if title.partition(" ")[0].isalpha() else title
-    if cause.ms is None or " ms" in title:
+    if not cause.ms or " ms" in title:
         return say("why.cause", title=title)
     return say("why.cost", title=title, ms=cause.ms, where=" in FP8" * cause.in_fp8)
 

@@ -269,7 +269,7 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
         return [KEEP_OWN_COMPILE]
     if form == ArmName.BF16:
         return [LEAVE_OUT_OWN_COMPILE] if leave or marks_without_kernels(facts) else []
-    by_block = form != ArmName.BF16_WHOLE and bool(facts.network.blocks)
+    by_block = form != ArmName.BF16_WHOLE and bool(facts.network.get("blocks"))
     lines = with_kernels((compile_all if by_block else compile_whole)(facts.network), facts)
     if by_block and facts.get("training.use_cache"):
         lines.append(f"{cache_off(facts)}   # a KV cache slows the compiled blocks down")
