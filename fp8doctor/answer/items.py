@@ -107,6 +107,7 @@ def items(
         if ended or view.gives_up_fp8 or not helps:
             change = None
         is_beside = change is not None and traits(change.name).for_memory and finding.name in causes
+        is_beside &= not any(recorded(step, "peak_gib") for step in steps)  # which free it already
         yield Item(
             number=None,
             mark="info" if vain else MARK_OF_SEVERITY.get(finding.severity, "info"),

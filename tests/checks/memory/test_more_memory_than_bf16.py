@@ -96,6 +96,10 @@ def test_a_surely_higher_peak_is_a_cause_next_to_the_plan(look: Look) -> None:
         assert ([each.name for each in report.answer.causes], report.prescription) == ([LEDGER], ())
     checkpointed = with_each(facts, lambda each: replace(each, checkpointed=each.name))
     assert "extra_gib" not in found_by(LEDGER, checkpointed).evidence
+    more = look(large(transformer_engine.Linear, 128), tokens=2**16)
+    too_large = diagnose(replace(more, assumed_gpu="L4"))
+    assert too_large.verdict.status == "does_not_fit"
+    assert not any(each.is_beside for each in too_large.answer.items)
 
 
 @pytest.mark.parametrize(
