@@ -44,7 +44,7 @@ def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     training = facts.training
     if not training.compile_marks:
         return kit.NotApplicable(reason="nothing asks for torch.compile")
-    timed = kit.own_step.as_is(facts)
+    timed = next((arm for arm in facts.arms() if arm.name == kit.ArmName.AS_IS), None)
     cut = timed.cuts[-1] if timed and timed.get("cuts") else None
     left_eager, reasons = (cut.get("left_eager"), cut.get("recompile_reasons", ())) if cut else ((), ())
     versions = cached_blocks(facts) if training.use_cache else 0
