@@ -64,9 +64,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     lines = with_kernels(_with_reason([*(_loop(each, network) for each in lists), *apart]), facts)
     name, names = COMPILE_BLOCKS, tuple[str, ...]()
     built = bool(network.fp8) and not any(stack_of(each).converter for each in network.fp8)
-    around = ["get_peft_model"] if any(each.name.startswith(ROOT) for each in network.linears) else []
-    around += [each for each in network.get("wrappers", ()) if each in KEEP_IT_IN_MODULE]
-    places = " and ".join([*([] if built else ["the conversion"]), *around[-1:]])
+    places = " and ".join([*([] if built else ["the conversion"]), *outermost(network)])
     summary = f"compile block by block{places and f', after {places}'}"
     if not lists:
         name, names = COMPILE_LAYERS, tuple(linear.name for linear in beside)
@@ -74,6 +72,12 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     elif facts.get("training.use_cache") is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled again, up to 8 of them")
     return Treatment(name=name, summary=summary, code="\n".join(lines), layers=names)
+
+
+def outermost(network: Network) -> list[str]:
+    """Name what wraps the model last, and makes the names of lines longer; empty if nothing does."""
+    around = ["get_peft_model"] if any(each.name.startswith(ROOT) for each in network.linears) else []
+    return [*around, *(each for each in network.get("wrappers", ()) if each in KEEP_IT_IN_MODULE)][-1:]
 
 
 def compile_model(facts: Facts) -> Treatment:

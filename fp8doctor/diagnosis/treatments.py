@@ -13,6 +13,7 @@ from fp8doctor.analysis.compile_coverage import (
     covered_by_blocks,
     is_inside,
     marks_without_kernels,
+    outermost,
     own_compile,
     with_kernels,
 )
@@ -270,7 +271,8 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
     if form == ArmName.BF16:
         return [LEAVE_OUT_OWN_COMPILE] if leave or marks_without_kernels(facts) else []
     by_block = form != ArmName.BF16_WHOLE and bool(facts.network.get("blocks"))
-    lines = with_kernels((compile_all if by_block else compile_whole)(facts.network), facts)
+    lines = [f"# after {each}:" for each in outermost(facts.network) if by_block]
+    lines += with_kernels((compile_all if by_block else compile_whole)(facts.network), facts)
     if by_block and facts.get("training.use_cache"):
         lines.append(f"{cache_off(facts)}   # a KV cache slows the compiled blocks down")
     return [*([LEAVE_OUT_OWN_COMPILE] if leave or mine else []), *lines]

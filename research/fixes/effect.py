@@ -53,6 +53,9 @@ SAYS_SO = "parameters-without-optimizer"
 OF_ITS_SIZE = ("SHP002", "gemms-too-small")
 """Findings that are true of layers as small as these once they really run in FP8."""
 
+AFTER_WRAPPING = re.compile(r"# after \w+:\n")
+"""What follows stands behind the wrapping, and the conversion in front of it is left out."""
+
 LEFT_OUT = {"# leave out your own torch.compile": "compile"}
 """Comment of a fix -> the part of the script that a user then deletes."""
 
@@ -61,8 +64,8 @@ Effect = dict[str, Any]
 
 def place_of(code: str) -> str:
     """Name the part of a script that a fix replaces; ``fix`` if a user writes it at the end."""
-    marks = IN_PLACE_OF.items()
-    return next((part for part, lines in marks if any(each in code for each in lines)), "fix")
+    marks = {} if AFTER_WRAPPING.search(code) else IN_PLACE_OF
+    return next((part for part, lines in marks.items() if any(each in code for each in lines)), "fix")
 
 
 def with_fix(script: Script, fix: Treatment | None) -> tuple[str, dict[str, str]]:
@@ -76,6 +79,7 @@ def with_fix(script: Script, fix: Treatment | None) -> tuple[str, dict[str, str]
                 variables = {**variables, name: value} if verb == "export" else without(variables, name)
     elif fix is not None:
         parts |= {part: "" for comment, part in LEFT_OUT.items() if comment in fix.code}
+        parts |= {"convert": ""} if AFTER_WRAPPING.search(fix.code) else {}
         late = RIGHT_AFTER in fix.code
         parts |= {"convert": f"{script.convert}\n{fix.code}"} if late else {place_of(fix.code): fix.code}
     text = "import torch\ntorch.manual_seed(0)\n" + "\n".join(
