@@ -138,8 +138,11 @@ class Answer(Struct, frozen=True):
         """Return the whole step's speedup, `low` 0 if only its most is known; None if bounds tell nothing."""
         low, high = self.whole or (0.0, math.inf)
         known = Number((low + high) / 2, low, high, "modelled")
-        is_less = self.speedup is not None and high < self.speedup.value - 0.005  # as both are shown
-        return known if (known.side != "open" or not known.has_open_size if low else is_less) else None
+        if low:
+            tells = known.side != "open" or not known.has_open_size
+        else:
+            tells = self.speedup is not None and high < self.speedup.value - 0.005  # as both are shown
+        return known if tells else None
 
     @property
     def lacks_whole(self) -> bool:

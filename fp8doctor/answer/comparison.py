@@ -205,9 +205,11 @@ def _with_plan(found: Comparison, expects: Estimate, expected: Expected, steps: 
         if planned is None or (as_many < 1 and expects.ran_ms):
             return found
         if planned.recipes and not begins_fp8(steps, planned):
-            end = _of(bf16.name, bf16.words, False, with_fixes_ms) if (bf16 := found.bf16) and now else None
-            compiles = any(traits(step.treatment.name).compiles for step in steps)
-            return replace(found, end=end) if compiles else found
+            if not any(traits(step.treatment.name).compiles for step in steps):
+                return found
+            bf16 = found.bf16
+            end = _of(bf16.name, bf16.words, False, with_fixes_ms) if bf16 and now else None
+            return replace(found, end=end)
         over = planned.best
         end = _of("planned", "with the plan", True, with_fixes_ms / over.value)
         if now and now_ms / end.ms.value - 1 >= GAIN:
