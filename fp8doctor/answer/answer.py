@@ -111,6 +111,11 @@ class Answer(Struct, frozen=True):
         return "" if largest in (REST, UNEXPLAINED) else largest
 
     @property
+    def saves_matmuls(self) -> bool:
+        """Return whether FP8's matmuls take less time than those of BF16."""
+        return self.compared.parts_ms.get("GEMMs", 0.0) < 0
+
+    @property
     def why_unknown(self) -> str:
         """Say why there is no speedup, or why nothing explains the one that was timed; else empty."""
         timed = self.speedup is not None and self.speedup.basis == "measured"
@@ -134,7 +139,14 @@ class Answer(Struct, frozen=True):
         return tuple(each for each in beside if each.name not in told)
 
     @property
-    def whole_speedup(self) -> Number | None:
+    def codes_beside(self) -> tuple[str, ...]:
+        """Return the codes that a job without a plan is referred to: of its warnings, else of its causes."""
+        settled = not (self.unchecked or self.open)
+        warned = (each.code for each in self.notices if settled and each.mark in ("warning", "bad"))
+        return (*warned,) or tuple(each.code for each in self.causes if each.code)
+
+    @property
+    def whole_bounds(self) -> Number | None:
         """Return the whole step's speedup, `low` 0 if only its most is known; None if bounds tell nothing."""
         low, high = self.whole or (0.0, math.inf)
         known = Number((low + high) / 2, low, high, "modelled")

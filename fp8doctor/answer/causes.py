@@ -92,6 +92,5 @@ def _cause(of: Finding | Step, view: TrialView) -> Cause:
     if isinstance(of, Step) and of.together:
         saving = None  # it is that of other fixes too
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
-    return Cause(
-        of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else 0.0, in_fp8
-    )
+    saved_ms = saving.middle if saving and timed and saving.low > 0 else 0.0
+    return Cause(of.title, of.code, name, saved_ms, in_fp8)

@@ -78,7 +78,7 @@ class Item(Struct, frozen=True):
 
 
 def items(
-    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], causes: Collection[str] = ()
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], causes: Collection[str]
 ) -> Iterator[Item]:
     """List the fixes in their order, then the other findings; ``causes`` are named above them."""
     by_name = {each.name: each for each in findings}

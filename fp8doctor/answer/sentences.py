@@ -160,7 +160,7 @@ def _title(said: Answer) -> Line:
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
     if not (said.lacks_whole or said.whole):
         return title
-    whole = said.whole_speedup
+    whole = said.whole_bounds
     bounds = f"at most {in_times(whole.high)} the speed of BF16" if whole else "open"
     if whole and whole.low:
         bounds = f"{whole.side}, by how much open" if whole.has_open_size else _interval(whole)
@@ -219,7 +219,7 @@ def _why(said: Answer) -> Iterator[Line]:
     for cause in said.causes:
         yield _cause(cause)
     if said.dearest:
-        gain = "more than its matmuls save" if said.compared.parts_ms.get("GEMMs", 0.0) < 0 else "time"
+        gain = "more than its matmuls save" if said.saves_matmuls else "time"
         yield say("why.part", gain=gain, part=PARTS.get(said.dearest, said.dearest))
     if said.speedup and said.shows_parts:
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
@@ -267,14 +267,12 @@ def _fix(said: Answer) -> Iterator[Line]:
         yield say("fix.step", summary=f"{number}. {summary}" if len(said.fixes) > 1 else summary)
     if said.fixes or first:
         return
-    side, settled = said.speedup.side if said.speedup else "open", not (said.unchecked or said.open)
-    codes = [each.code for each in said.notices if settled and each.mark in ("warning", "bad")]
-    codes = codes or [each.code for each in said.causes if each.code]
+    side, codes = said.speedup.side if said.speedup else "open", said.codes_beside
     if said.fault:
         yield say("fix.step", summary="No fix is known")
     elif said.takes_no_fp8 or side == "slower":
         yield say("fix.step", summary="Train in BF16")
-    elif side in ("even", "faster") and (codes or said.unchecked or settled):
+    elif side in ("even", "faster") and (codes or said.unchecked or not said.open):
         alone = "fix.unchecked" if said.unchecked else "fix.nothing"
         yield say("fix.beside", codes=", ".join(codes)) if codes else say(alone)
     elif said.open:

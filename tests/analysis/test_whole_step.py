@@ -117,4 +117,4 @@ def test_a_bound_of_the_whole_step_is_told_if_it_says_more_than_its_compute(
 ) -> None:
     compared = Comparison(speedup=Number(1.25, 1.2, 1.3))
     said = Answer(status="fp8_faster", has_fp8=True, compared=compared, whole=whole)
-    assert (said.whole_speedup is not None) == tells
+    assert (said.whole_bounds is not None) == tells
