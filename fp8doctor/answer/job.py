@@ -152,7 +152,7 @@ def _fp8(facts: Facts) -> str:
         where = f"{'' if runs else 'set up '}in {of(len(fp8))}{f', not in {beside}' if beside else ''}"
         return f"{low}{by} {where}"
     if unknown := sum(each.use == "unknown" for each in linears):
-        return f"FP8 by name in {of(unknown)}"
+        return f"FP8 of no known library in {of(unknown)}"
     if stored := sum(map(stores_fp8, linears)):
         return f"FP8 weights in {of(stored)}, no FP8 training"
     if not linears and "network.linears" in facts.get("gaps", {}):

@@ -56,7 +56,7 @@ def without_fp8(facts: Facts) -> tuple[str, bool]:
     states = (
         (forward, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only", False),
         (unread, f"Its Linears could not be read: {unread}", True),
-        (named, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen", True),
+        (named, f"FP8 of no known library in {named} {of}: whether it runs was not seen", True),
         (calls, f"FP8 is outside of layers: the code calls {''.join(calls[:1])}", True),
         (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found", True),
         (stored, f"No FP8 training: {stored} {of} only store their weights in {kind}", False),

@@ -12,7 +12,7 @@ from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks import Layer, recognise, scaling
+from fp8doctor.stacks import Layer, plain, recognise, scaling
 from fp8doctor.stacks.looking import is_a, is_torchscript, read, state_of
 
 VISITED = tuple(
@@ -78,6 +78,8 @@ def _linear(
         why = f"{name} does not say how many of its experts a token visits"
         gaps["network.linears.flops_per_token"] = gaps["network.linears.flops_share_pct"] = why
     features, use = dict(layer.features), layer.use
+    if use == "storage" and layer.stack == plain.STACK and features.get("own_forward"):
+        use = "unknown"  # until that forward is seen
     if place.parent and is_a(place.parent.module, nn.MultiheadAttention):
         features["functional"] = True
         if use == "training" and layer.weight_class is None:  # its weight is read, and it is never called

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.analysis.layers import OWN_FUNCTION, computes_forward_in_fp8
 from fp8doctor.analysis.memory import fit
+from fp8doctor.api import inspect_model
 from fp8doctor.examine import examine
 from fp8doctor.report import Report
 from fp8doctor.trial.layers.rows import watch_copy
@@ -159,6 +160,12 @@ def test_a_function_with_fp8_in_its_backward_is_no_storage() -> None:
     assert [each.use for each in report.facts.network.linears] == ["none", "unknown"]
     assert not any(each.code == "MOD003" for each in report.findings)
     assert report.verdict.status == "open"
+
+
+def test_a_forward_of_its_own_that_nobody_saw_may_be_in_fp8() -> None:
+    unseen = inspect_model(nn.Sequential(InFp8(own=True)), trial=False)
+    assert [each.use for each in unseen.facts.network.linears] == ["unknown"]
+    assert not any(each.code == "MOD003" for each in unseen.findings)
 
 
 @pytest.mark.parametrize("own", [True, False])

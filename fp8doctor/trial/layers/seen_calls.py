@@ -62,8 +62,9 @@ class Seen(msgspec.Struct):
 
     rows: dict[str, tuple[int, ...]] = {}
     """As `fp8doctor.facts.Workload.rows`."""
-    scaled: Mapping[str, bool | None] = {}
-    """Layer whose forward calls ``torch._scaled_mm`` -> whether its own backward does; None without one."""
+    scaled: Mapping[str, bool | None] | None = None
+    """Layer whose forward calls ``torch._scaled_mm`` -> whether its own backward does; None without one.
+    None if no calls of it were noted."""
     recipes: Mapping[str, str] = {}
     """Layer of Transformer Engine -> the recipe that its FP8 forward had."""
     own_loss: bool = False
@@ -341,12 +342,14 @@ def _as_seen(linear: Linear, seen: Seen, tokens: int | None) -> Linear:
         linear = msgspec.structs.replace(linear, recipe=recipe)
     if linear.name in seen.forward_only and (flops := linear.get("flops_per_token")):
         return msgspec.structs.replace(linear, flops_per_token=flops / passes(linear))
-    if linear.use != "storage" or linear.name not in seen.scaled:
+    stores = linear.use == "storage" or (linear.use == "unknown" and linear.dtype.startswith("float8"))
+    if not stores or seen.scaled is None or linear.name not in seen.regions:
         return linear
-    if backward := seen.scaled[linear.name]:  # FP8 training, of the user's own
+    if backward := seen.scaled.get(linear.name):  # FP8 training, of the user's own
         return msgspec.structs.replace(linear, use="unknown")
     feature = QUANTIZES if backward is None else OWN_FUNCTION
-    return msgspec.structs.replace(linear, features={**linear.features, feature: True})
+    added = {feature: True} if linear.name in seen.scaled else {}
+    return msgspec.structs.replace(linear, use="storage", features={**linear.features, **added})
 
 
 def _called(mark: Checkpointing, call: Call) -> Checkpointing:

@@ -124,7 +124,9 @@ def test_a_job_that_stores_its_base_and_checkpoints_is_short_of_memory(look: Loo
         (torch.compile(nn.Sequential(*blocks)), "A100", "stored-without-compile"),
         (nn.Sequential(*blocks), "H100", "train-in-fp8"),
     ):
-        finding = found_by(STORED, replace(look(model, tokens=64), assumed_gpu=gpu))
+        finding = found_by(
+            STORED, replace(look(model, tokens=64, batch=torch.zeros(64, 64).bfloat16()), assumed_gpu=gpu)
+        )
         assert (finding.treatment and finding.treatment.name) == fix
 
 
