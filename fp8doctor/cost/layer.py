@@ -186,6 +186,7 @@ def _unknown_form(call: Call, *, autocast: bool) -> str:
             linear.use != "none" and features.get(OWN_FORWARD),
             "FP8 layers have a forward of their own that does other work",
         ),
+        (features.get("fp8_attention"), "the recipe runs attention in FP8 too"),
         (linear.use == "storage", "it stores weights in low precision"),
         (linear.multiplies_in == "float64", f"{linear.name} multiplies in float64"),
         (eager and call.rows > MOST_ROWS_CAST_EAGERLY, f"{linear.name} casts {call.rows:,} rows, uncompiled"),

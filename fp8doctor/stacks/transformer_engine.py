@@ -90,6 +90,8 @@ def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:
         for name in ("disable_rht", "disable_stochastic_rounding")
         if isinstance(value := read(recipe, name), bool)
     }
+    if read(recipe, "fp8_dpa") or read(recipe, "fp8_mha"):
+        features["fp8_attention"] = True
     if isinstance(format := read(read(recipe, "fp8_format"), "name"), str):
         features["fp8_format"] = format
     if "fp8" not in state or te_private.meta(module) is None:

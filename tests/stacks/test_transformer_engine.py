@@ -10,6 +10,7 @@ from torch import nn
 
 from fp8doctor.facts import Linear, recorded
 from tests.examine.models import network
+from tests.looked import looked
 from tests.stand_ins import transformer_engine as stand_in
 
 
@@ -101,6 +102,17 @@ def test_a_backward_in_16_bits_is_no_known_recipe(te: ModuleType) -> None:
     (found,) = linears(layer)
     assert found.recipe == "custom"
     assert found.features["disable_rht"] is True
+
+
+def test_attention_that_the_recipe_puts_in_fp8_leaves_the_speedup_open(te: ModuleType) -> None:
+    batch = torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
+    for asked, status in ((False, "fp8_faster"), (True, "open")):
+        with torch.device("meta"):
+            model = nn.Sequential(te.Linear(4096, 4096), te.Linear(4096, 4096)).bfloat16()
+        vars(recipe := stand_in.Float8CurrentScaling()).update(fp8_mha=asked)
+        with stand_in.autocast(enabled=True, recipe=recipe):
+            model(batch)
+        assert looked(model, batch, assume_gpu="H100").verdict.status == status
 
 
 def test_weights_built_in_fp8(te: ModuleType) -> None:

@@ -114,7 +114,7 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     for layer in layers:
         if read(layer, "primary_weights_in_fp8"):
             raise NotTried("its weights are kept in FP8 alone, in the form of their recipe")
-        if read(recipe_of(layer), "fp8_dpa") or read(recipe_of(layer), "fp8_mha"):
+        if transformer_engine.record_of(layer, {})["features"].get("fp8_attention"):
             raise NotTried("its recipe runs attention in FP8 too, which another recipe would switch off")
         layer.fp8 = False  # the next forward sets it, so an older record is not taken for a new one
     kind = BY_TREATMENT[context.name].classes[0]
