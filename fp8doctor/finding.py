@@ -84,6 +84,8 @@ class Finding(Record, frozen=True, kw_only=True):
     """Codes of other findings of the report that may be the cause of this one."""
     breaks: Breaks = NOT_RECORDED
     """Effect on the job; set only if it must be expected."""
+    explains: Literal["memory"] = NOT_RECORDED
+    """``memory`` if FP8 is heavier than BF16 by it; set only then, for else it explains time."""
 
     def __repr__(self) -> str:
         return f"<{' '.join(filter(None, (self.code, self.severity, self.name)))}: {escaped(self.title)}>"

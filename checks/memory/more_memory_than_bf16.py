@@ -84,6 +84,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         f"{'compiled ' * compiled}BF16",
         explanation=why,
         evidence={"peak_gib": now.peak_gib, "extra_gib": extra, "compared_with": bf16.name},
+        explains="memory",
         treatment=kit.compile_coverage.compile_treatment(facts, eager) if eager else lighter(facts, extra),
     )
 
@@ -114,8 +115,8 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
         f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB.",
         evidence={f"{name}_gib": getattr(memory, name) for name in PARTS}
-        | {"optimizer": optimizer or None, "fp8_layers": len(fp8)}
-        | ({"extra_gib": extra} if is_heavier else {}),
+        | {"extra_gib": extra, "optimizer": optimizer or None, "fp8_layers": len(fp8)},
+        explains="memory" if is_heavier else kit.NOT_RECORDED,
         treatment=lighter(facts, memory.fp8_copies),
     )
 

@@ -13,10 +13,8 @@ from fp8doctor.analysis.watched import script_overhead, waiting_first
 from fp8doctor.answer.faults import Fault
 from fp8doctor.answer.items import gains_nothing
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.facts import if_recorded
+from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import Finding
-
-HEAVIER = "extra_gib"  # evidence that FP8 takes more memory than BF16, which explains no time
 
 
 class Cause(Struct, frozen=True):
@@ -52,7 +50,7 @@ def causes(
     told = {found.name} if found else set[str]()
     told |= {each.name for each in findings if state and each.area == "engagement"}
     is_slower = speedup is not None and speedup.side == "slower"
-    heavier = {each.name for each in findings if HEAVIER in each.evidence and not is_slower}
+    heavier = {each.name for each in findings if recorded(each, "explains") and not is_slower}
     costs = [_cause(each, view) for each in _explaining(view, findings, steps, heavier)]
     costs = [each for each in costs if each.name not in told]
     of_fp8 = {each.name for each in registry.discover() if each.changes_fp8 and is_slower}
