@@ -181,13 +181,17 @@ OF_LAUNCHER = ("ACCELERATE_MIXED_PRECISION", ALL_GATHER)
 """Variables that ``accelerate launch`` always sets, by flags of their names (``setup_fp8_env``, 1.15)."""
 
 
-def exported(facts: Facts, launched: str = "", **asked: str) -> str:
-    """Write the shell lines that set these variables, and the one that is due; ``launched`` by Accelerate."""
+def exported(facts: Facts, launched: str = "", *, note: str = "", **asked: str) -> str:
+    """Write the shell lines that set these variables, and the one that is due; ``launched`` by Accelerate.
+
+    ``note`` is a comment on what is exported.
+    """
     launched = launched or "train.py" * (facts.variables().keys() >= set(LAUNCHER_FINGERPRINT))
     given = settings(facts, **asked)
     own = [name for name in OF_LAUNCHER if launched and name in given]
     flags = [f" --{name.removeprefix('ACCELERATE_').lower()} {given.pop(name)}" for name in own]
-    lines = ["export " + " ".join(f"{name}={value}" for name, value in given.items())] if given else []
+    note = f"   # {note}" if note else ""
+    lines = [f"export {' '.join(f'{name}={value}' for name, value in given.items())}{note}"] if given else []
     return "\n".join(lines + [f"accelerate launch{''.join(flags)} {launched}"] * bool(flags))
 
 

@@ -33,8 +33,11 @@ def fp8_backend_misspelled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         treatment=kit.Treatment(
             name="spell-backend",
             summary=f"write one of {known}, in capitals",
-            code=kit.exported(facts, **{BACKEND: right})
-            + f"   # instead of --fp8_backend; or in YAML, fp8_config: {{backend: {right}}}",
+            code=kit.exported(
+                facts,
+                note=f"instead of --fp8_backend; or in YAML, fp8_config: {{backend: {right}}}",
+                **{BACKEND: right},
+            ),
         ),
     )
 
@@ -60,7 +63,7 @@ def fp8_backend_missing(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     code = {
         "AO": "pip install --upgrade torchao",
         "TE": kit.recipe_support.transformer_engine_line(facts),
-        "MSAMP": f"{kit.exported(facts, **{BACKEND: 'AO'})}   # MS-AMP is no longer maintained",
+        "MSAMP": kit.exported(facts, note="MS-AMP is no longer maintained", **{BACKEND: "AO"}),
     }
     return kit.Finding(
         severity="warning" if elsewhere else None,

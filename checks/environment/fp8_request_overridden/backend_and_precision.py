@@ -89,8 +89,11 @@ def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
             name="name-backend-and-precision",
             summary="name the backend, and compile if it is torchao",
             code=kit.exported(
-                facts, compiled, **{BACKEND: "AO", "ACCELERATE_MIXED_PRECISION": "fp8"}
-            ).replace("\n", "   # keeps torchao; or TE, which needs no compilation\n", 1),
+                facts,
+                compiled,
+                note="keeps torchao; or TE, which needs no compilation",
+                **{BACKEND: "AO", "ACCELERATE_MIXED_PRECISION": "fp8"},
+            ),
         ),
     )
 
