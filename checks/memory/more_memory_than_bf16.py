@@ -41,16 +41,12 @@ FROZEN_IN_FP8 = kit.Treatment(
     "with te.quantized_model_init(enabled=True):   # te.fp8_model_init before 2.9\n    model = build_model()",
     kind="sketch",
 )
+FUSED_MLP = "transformer_engine.pytorch.module.layernorm_mlp.LayerNormMLP"
 MLP_CHECKPOINTED = kit.Treatment(
     name="mlp-checkpointed",
     summary="let the MLP compute again what its first matmul returned (Transformer Engine 2.11)",
     code="te.LayerNormMLP(hidden_size, 4 * hidden_size, checkpoint=True)   # and your other arguments",
     kind="sketch",
-)
-ADAMW_8BIT = kit.Treatment(
-    name="smaller-optimizer-state",
-    summary="keep the optimizer's state in 8 bits: it saves more than FP8 layers can",
-    code="from torchao.optim import AdamW8bit\noptimizer = AdamW8bit(model.parameters())",
 )
 
 
@@ -126,11 +122,10 @@ def lighter(facts: kit.Facts, extra_gib: float) -> kit.Treatment | None:
     fp8, memory = facts.network.fp8, kit.memory.estimated_peak(facts)
     if all(kit.memory.keeps_copies(each) and each.requires_grad is False for each in fp8):
         return FROZEN_IN_FP8
-    if any(each.kind.endswith(".LayerNormMLP") for each in fp8):
+    if any(each.kind == FUSED_MLP for each in fp8):
         return MLP_CHECKPOINTED
-    optimizer = (facts.get("training.optimizer") or "AdamW").rpartition(".")[2]
     is_large = memory is not None and memory.optimizer > extra_gib
-    return ADAMW_8BIT if optimizer in ("Adam", "AdamW") and is_large else None
+    return kit.treatments.optimizer_in_8_bits(facts) if is_large else None
 
 
 def _llama_8b(**peaks_gib: float) -> kit.Facts:

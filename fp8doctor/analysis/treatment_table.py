@@ -139,7 +139,7 @@ def _padded(facts: Facts, treatment: Treatment) -> Facts:
 
 
 BY_HAND = "convert-experts convert-the-rest experts-by-grouped-gemm one-precision pad-dimensions pad-tokens"
-LIGHTER = "frozen-weights-in-fp8 mlp-checkpointed smaller-optimizer-state"
+LIGHTER = "frozen-weights-in-fp8 mlp-checkpointed optimizer-in-8-bits"
 COMPILE_AGAIN = "call-compiled-object default-backend enable-dynamo unset-torchdynamo-disable"
 
 _of_fp8 = partial(TreatmentRecord, other_layers=True)

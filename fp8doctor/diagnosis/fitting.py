@@ -17,6 +17,7 @@ from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, LARGER_BATCH, 
 from fp8doctor.cost.step_cost import in_bf16, with_each
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import changes_fp8, stays_in_bf16
+from fp8doctor.diagnosis.treatments import optimizer_in_8_bits
 from fp8doctor.facts import Facts, Linear, Network, if_recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
@@ -127,14 +128,9 @@ def checkpointing_on(facts: Facts, found: Fit, peak: Peak) -> After:
 
 
 def smaller_optimizer(facts: Facts, found: Fit, peak: Peak) -> After:
-    """Keep both moments of Adam in 8 bits."""
-    known = (facts.get("training.optimizer") or "AdamW").rpartition(".")[2]
-    if known not in ("Adam", "AdamW"):
-        return None
     element = max((BYTES.get(each, 1) for each in facts.network.dtypes), default=2)
-    code, summary = f"optimizer = {known}8bit(parameters, lr=...)", "keep the optimizer's state in 8 bits"
-    after = peak._replace(optimizer=peak.optimizer / element)
-    return Treatment(name="optimizer-in-8-bits", summary=summary, code=code), after
+    treatment = optimizer_in_8_bits(facts)
+    return (treatment, peak._replace(optimizer=peak.optimizer / element)) if treatment else None
 
 
 BASE_IN_4_BITS = Treatment(

@@ -117,6 +117,14 @@ def fused_optimizer(facts: Facts) -> Treatment:
     return Treatment(name="fused-optimizer", summary="use a fused optimizer", code=code)
 
 
+def optimizer_in_8_bits(facts: Facts) -> Treatment | None:
+    """Keep both moments of Adam in 8 bits; None for another optimizer."""
+    name = (facts.get("training.optimizer") or "AdamW").rpartition(".")[2]
+    code, summary = f"optimizer = {name}8bit(parameters, lr=...)", "keep the optimizer's state in 8 bits"
+    known = name in ("Adam", "AdamW")
+    return Treatment(name="optimizer-in-8-bits", summary=summary, code=code) if known else None
+
+
 def optimizer_class(facts: Facts) -> str:
     """Name the class of the job's optimizer as a script that imported it does."""
     module, _, name = (facts.get("training.optimizer") or "torch.optim.AdamW").rpartition(".")

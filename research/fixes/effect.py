@@ -38,7 +38,7 @@ IN_PLACE_OF = {
     "convert": ("convert_to_float8_training(", "quantize_(", "# leave out the conversion to FP8"),
     "prepare": ("accelerator.prepare(",),
     "accelerator": ("accelerator = Accelerator(",),
-    "optimizer": ("\noptimizer = torch.optim", "\noptimizer = AdamW8bit("),
+    "optimizer": ("\noptimizer = torch.optim",),
 }
 """Part of a script -> lines of a fix that a user writes in its place, not at the end."""
 

@@ -89,7 +89,7 @@ def test_a_surely_higher_peak_is_a_cause_next_to_the_plan(look: Look) -> None:
     """FP8 is faster there, and what frees memory alone is no fix of a step."""
     facts = look(large(transformer_engine.Linear, 128), tokens=16384)
     frozen = with_each(facts, lambda each: replace(each, requires_grad=False))
-    for job, fix in ((facts, "smaller-optimizer-state"), (frozen, "frozen-weights-in-fp8")):
+    for job, fix in ((facts, "optimizer-in-8-bits"), (frozen, "frozen-weights-in-fp8")):
         report = diagnose(replace(job, assumed_gpu="H100"))
         assert report.verdict.status == "fp8_faster"
         assert [(each.name, each.treatment.name) for each in report.findings] == [(LEDGER, fix)]
