@@ -15,7 +15,7 @@ from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost.layer import is_known, linear_cost, recipe_on
 from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.step_cost import UNCERTAINTY, with_tokens
-from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
+from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, once, recorded
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import recipe_of, stack_of
 
@@ -77,6 +77,7 @@ def judged(facts: Facts) -> list[Linear]:
     return [each for each in known if not each.get("features", {}).get("emulate")]
 
 
+@once
 def gains(facts: Facts) -> dict[str, Gain]:
     """Compute every judged layer's gain by name; empty if tokens or GPU forbid it."""
     gpu = modelled_gpu(facts)

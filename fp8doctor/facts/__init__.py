@@ -7,8 +7,9 @@ looked, and none is there. Units stand in the names: ``_gib``, ``_ms``, ``_pct``
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -67,8 +68,11 @@ class Target(Record, frozen=True, kw_only=True):
     """First 16 hexadecimal digits of the SHA-256 of a script's file as it started."""
 
 
-class Facts(Record, frozen=True, kw_only=True):
-    """Everything that was observed of one job."""
+T = TypeVar("T")
+
+
+class Facts(Record, frozen=True, kw_only=True, dict=True):
+    """Everything that was observed of one job. Beside the fields, it keeps what `once` computed."""
 
     target: Target = NOT_RECORDED
     software: Software = NOT_RECORDED
@@ -128,6 +132,21 @@ class Facts(Record, frozen=True, kw_only=True):
         data = to_builtins(self)
         restored: dict[str, Any] = restore_unknown_keys(data, data.pop("unrecognized", None))
         return restored
+
+
+def once(answer: Callable[[Facts], T]) -> Callable[[Facts], T]:
+    """Compute an answer once of the same facts, which never change."""
+
+    name = f"{answer.__module__}.{answer.__qualname__}"
+
+    @wraps(answer)
+    def kept(facts: Facts) -> T:
+        known: dict[str, T] = facts.__dict__
+        if name not in known:
+            known[name] = answer(facts)
+        return known[name]
+
+    return kept
 
 
 def path_of(missing: Unrecorded) -> str:

@@ -75,6 +75,7 @@ def test_a_batch_too_large_is_told_with_one_that_fits(times: int, too_large: boo
     facts = with_batch(load_report(RECORDED / "h200-decoder_350m.json.gz").facts, times)
     found = fit(facts)
     assert found is not None
+    assert fit(facts) is found
     assert (found.is_too_large, found.may_be_too_large) == (too_large, may_be)
 
 
