@@ -25,7 +25,7 @@ from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
-from fp8doctor.answer.answer import UNCOMPILED
+from fp8doctor.answer.open_questions import UNCOMPILED
 from fp8doctor.answer.sentences import PARTS
 from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.diagnosis.diagnose import diagnose

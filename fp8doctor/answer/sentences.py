@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, UNEXPLAINED, signed
-from fp8doctor.answer.answer import Answer
 from fp8doctor.answer.causes import Cause
 from fp8doctor.answer.items import HOW_KNOWN, saves
+from fp8doctor.answer.record import Answer
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import in_ms, in_times

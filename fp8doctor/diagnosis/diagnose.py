@@ -9,8 +9,9 @@ import msgspec
 
 from fp8doctor import registry
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.answer.answer import Answer, answer, verdict
+from fp8doctor.answer.answer import answer, verdict
 from fp8doctor.answer.commands import run_again
+from fp8doctor.answer.record import Answer
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool

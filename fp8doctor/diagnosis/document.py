@@ -105,7 +105,7 @@ class Document(Record, frozen=True, kw_only=True):
     """Code, or how it begins -> why its checks were left out; not written if nothing is ignored with a
     reason."""
     answer: Any = None
-    """The `fp8doctor.answer.answer.Answer` that verdict and screens are written from; not saved."""
+    """The `fp8doctor.answer.record.Answer` that verdict and screens are written from; not saved."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed if it has none."""
     tool: Tool

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from fp8doctor import load_report
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.watched import whole_speedup
-from fp8doctor.answer.answer import Answer
 from fp8doctor.answer.comparison import Comparison
+from fp8doctor.answer.record import Answer
 from fp8doctor.answer.sentences import box
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose

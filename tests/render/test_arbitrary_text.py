@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fp8doctor.answer.answer import Answer, Cause
+from fp8doctor.answer.causes import Cause
 from fp8doctor.answer.items import Item
+from fp8doctor.answer.record import Answer
 from fp8doctor.answer.verdict import Open
 from fp8doctor.facts import Package, Target
 from fp8doctor.finding import Finding

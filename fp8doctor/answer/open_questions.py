@@ -1,0 +1,145 @@
+"""What is unknown of an answer, in doubt, and open: the step, fix or run that could change it."""
+
+from collections.abc import Iterator, Sequence
+
+from fp8doctor.analysis.fp8_request import under_unsloth
+from fp8doctor.analysis.modelled_speedup import TAKES_NONE
+from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances
+from fp8doctor.analysis.own_step import as_is, compiles_any
+from fp8doctor.analysis.recipe_support import visible_gpus
+from fp8doctor.analysis.significance import EVEN, Number
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.watched import copy_overhead
+from fp8doctor.answer.commands import run_again, timed, with_more_time
+from fp8doctor.answer.items import AREAS
+from fp8doctor.answer.record import Answer
+from fp8doctor.answer.verdict import Open
+from fp8doctor.diagnosis.estimate import Expected, compiles
+from fp8doctor.facts import Arm, if_recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Outcome
+
+UNCOMPILED = "torch.compile is untimed"
+NOISE = "too noisy to rank; use a quiet machine"
+NOISE_AT_END = f"the fastest FP8 and BF16 are {NOISE}"
+LIVE = "inspect_model(model, batch)"
+"""What times a live model."""
+
+
+SLOWS = ("engagement", "shapes", "compilation", "checkpointing", "distributed", "step")
+"""Areas of checks that find what makes a step slow."""
+
+
+def unchecked(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    areas = {each.area for each in outcomes if each.outcome == "unknown"}
+    return tuple(AREAS.get(each, each) for each in SLOWS if each in areas)
+
+
+def why_unknown(view: TrialView, expected: Expected, after: str) -> str:
+    """Say why there is no speedup, timed or estimated."""
+    tried = [each for each in view.facts.arms() if each.get("tried")]
+    untimed = None if view.as_is else as_is(view.facts)
+    nothing = view.trial.get("reason") if view.on_gpu and not tried else None
+    if why := (untimed and untimed.get("reason")) or nothing:
+        return f"the step was not timed: {why.rstrip('.')}"
+    if view.takes_no_conversion:
+        return TAKES_NONE
+    if view.late_bf16 or view.late_fp8:
+        return ""  # what has to be timed first is open
+    return f"only the step {after} can be estimated" if after else expected.why_not
+
+
+def doubts_of(view: TrialView) -> Iterator[str]:
+    """Say in a few words what may have changed the times; the notes below the table say how much.
+
+    Also a host that was busy enough to leave open how FP8 compares, as it runs or at its best.
+    """
+    found, trial = disturbances(view.trial), view.trial
+    yield from found
+    pairs = ((view.bf16, view.as_is), (view.fair_bf16(view.fp8), view.fp8))
+    unsure = (
+        busy_host(trial, (bf16.arm, fp8.arm), 100 * EVEN)
+        for bf16, fp8 in pairs
+        if bf16 and fp8 and view.speed(fp8, bf16).side == "open"
+    )
+    if not found and any(unsure):
+        yield BUSY_HOST
+    if view.facts.get("training.layerdrop"):
+        yield "LayerDrop skips layers at random"
+    if if_recorded(copy_overhead, view.facts):
+        yield "the copy is slower than your step"
+
+
+def open_questions(view: TrialView, said: Answer) -> tuple[Open, ...]:
+    """Say what could change the verdict or the plan, the gravest alone, with its command."""
+    facts, speedup, whole = view.facts, said.speedup, said.whole
+    gpus = visible_gpus(facts)
+    live = LIVE if gpus else f"{LIVE} on a GPU"
+    again, time_it = run_again(facts) or "", with_more_time(facts) or timed(facts) or live
+    measured = speedup is not None and speedup.basis == "measured"
+    is_slower = measured and speedup is not None and speedup.high < 1
+    low = said.low_precision
+    other = "BF16" if said.has_fp8 else low
+    late = said.untimed if measured and not said.leaves_fp8 else {}
+    lacked_time = {name for each in view.late.values() for name in each.get("treatments", ())}
+    by_hand = any(each.treatment.name not in lacked_time for each in late.values())
+    numbers = " and ".join(map(str, late))
+    where = "; on a GPU" if gpus == [] and time_it != live and speedup else ""
+    untimed = list[str]()
+    if not measured and not said.is_settled:
+        untimed.append(_not_known(said, speedup))
+    settled = measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)
+    if not (settled or view.table or compiles_any(facts)):
+        untimed += [] if any(map(compiles, said.fixes)) else [UNCOMPILED]
+
+    def untimed_form(*forms: Arm | None) -> str:
+        words = next((view.words[each.name] for each in forms if each), "")
+        return words and f"{words}{',' * (',' in words)} is untimed"
+
+    bf16 = view.late_bf16 if said.leaves_fp8 or not is_slower else None
+    own = bf16 is not None and bf16.name == ArmName.BF16_AS_COMPILED
+    decides = untimed_form(
+        view.late.get(ArmName.AS_IS),
+        bf16 if own else None,
+        view.late_fp8 or (None if view.in_fp8 else view.late_first),
+        bf16,
+        view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
+        None if said.has_fp8 else view.late.get(ArmName.BF16_PRESCRIBED),
+    )
+    first = untimed_form(None if said.is_decided else view.late_first)
+    end = said.compared.end
+    lacks_fair_bf16 = measured and said.compared.gain and end and end.in_fp8 and not said.compared.end_speedup
+    is_whole_open = said.lacks_whole or (whole and whole[0] < 1 < whole[1])
+    copy = as_is(facts)
+    needs_run = copy is not None and copy in view.too_large.values() and view.watched is not None
+    questions = (
+        (decides, decides, time_it),
+        (measured and speedup is not None and speedup.side == "open", NOISE, time_it),
+        (said.leaves_fp8 and view.fp8_is_undecided, NOISE_AT_END, time_it),
+        (is_whole_open, f"the whole step; compare a run in {other}", again),
+        (first, first, time_it),
+        (lacks_fair_bf16, "BF16 with the same changes was not timed", time_it),
+        (late and by_hand, f"apply fix {numbers}, time it", timed(facts) or live),
+        (late, f"fix {numbers} was not timed", time_it),
+        (untimed and needs_run, f"{', '.join(untimed)}; compare a run in {other}", again),
+        (untimed, f"{', '.join(untimed)}{where}", time_it),
+        (said.unchecked and not said.fixes and not said.fault, f"other causes need a trial{where}", time_it),
+    )
+    return next(((Open(what=what, command=command),) for is_open, what, command in questions if is_open), ())
+
+
+def _not_known(said: Answer, speedup: Number | None) -> str:
+    """Say what an estimate, or a job without one, leaves open."""
+    if said.fault and (said.fault.first or (said.status == "step_raises" and not said.fixes)):
+        return "all else, once that is solved"
+    if speedup is None:
+        if (said.status == "step_raises" or said.takes_no_fp8) and said.fixes:
+            return f"apply {'the fixes' if said.fixes[1:] else 'fix 1'}, time it"
+        if said.has_fp8 and said.compared.now is not None:
+            return "how fast BF16 is"
+        others = said.steps is not None and said.steps.rows and said.has_fp8
+        where = "as you run it" if others else f"on {said.compared.gpu or 'a GPU'}"
+        return f"how fast {said.low_precision} is {where}"
+    if speedup.side in ("open", "even"):
+        return "which is faster"
+    return f"how much {speedup.side}" if speedup.has_open_size else "the fixes were not timed"
