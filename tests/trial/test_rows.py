@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from torchao.float8 import convert_to_float8_training
@@ -20,14 +18,13 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from fp8doctor.cost.matmul_counts import passes, rows_of
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Workload, recorded
+from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.layers import fake_forward, rows
 from fp8doctor.trial.layers.seen_calls import CallsSeen
 from fp8doctor.trial.measure.budget import Budget, TrialRun
-from tests.examine.models import llama, qwen3_moe
-from tests.stand_ins import transformer_engine as te
+from tests.examine.models import qwen3_moe
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -292,15 +289,6 @@ def test_the_rows_of_every_expert(way: str, expected: list[int]) -> None:
     assert products.rows() == {"up": tuple(expected)}
 
 
-def test_fake_ends_have_no_numbers_so_the_rows_of_all_experts_are_counted_together() -> None:
-    with FakeTensorMode():
-        experts, other = Experts("grouped"), nn.Parameter(torch.randn(3, 4, 4))
-        products = rows.Products({}, {"up": experts.up, "other": other}, CallsSeen())
-        with products:
-            experts(torch.randn(8, 16, dtype=torch.bfloat16))
-    assert products.rows() == {"up": (8,)}
-
-
 @pytest.mark.parametrize(("autocast", "found"), [(None, ("head", "frames")), (torch.bfloat16, ())])
 @pytest.mark.parametrize("on_fakes", [True, False])
 def test_products_in_fp32_are_named_the_largest_first(
@@ -347,97 +335,3 @@ def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
     assert multiplied == ({TOKENS} if reason else {512, 64, 16, TOKENS})
     assert found.gaps.get("workload.rows", "").startswith(reason or "")
     assert ("workload.rows" in found.gaps) is (reason is not None)
-
-
-# On fake tensors alone, in another process.
-
-
-def test_a_decoder_on_the_meta_device() -> None:
-    model = llama("meta", use_cache=False).bfloat16()
-    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name != "lm_head")
-    ids = torch.zeros(2, 24, dtype=torch.long)
-    facts = with_fakes(replace(job(model), batch={"input_ids": ids, "labels": ids}))
-    assert facts.workload.rows == dict.fromkeys((each.name for each in facts.linears()), (48,))
-
-
-class OnGpu(torch.Tensor):
-    """Stands in for a tensor of a GPU: it has a size, and whatever is done with it
-    raises."""
-
-    @staticmethod
-    def __new__(cls, *size: int) -> OnGpu:
-        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.bfloat16, device="cuda")
-
-    @classmethod
-    def __torch_dispatch__(cls, operation: Any, *_: Any, **__: Any) -> Any:
-        raise RuntimeError(f"it is touched ({operation})")
-
-
-class Holding(nn.Module):
-    """Holds tensors of the GPU as a buffer, as a plain attribute, in containers and in an object."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
-        self.register_buffer("shift", OnGpu(32))
-        self.scale, self.several, self.kept = (
-            OnGpu(32),
-            {"more": [OnGpu(32)]},
-            SimpleNamespace(kept=OnGpu(32)),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.up(x) * self.scale + self.shift + self.several["more"][0]
-
-
-def test_a_model_on_a_gpu_is_counted_without_touching_it() -> None:
-    of = replace(job(convert_to_float8_training(Holding())), batch={"x": OnGpu(48, 32)})
-    with pytest.raises(RuntimeError, match="it is touched"):
-        of.model.scale.neg()
-    assert with_fakes(of).workload.rows == {"up": (48,)}
-    assert type(of.model.scale) is OnGpu
-
-
-class Keeping(nn.Module):
-    """Keeps its recipe where its code does not name it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.recipe = te.Linear(64, 64), te.Float8CurrentScaling()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with te.autocast(recipe=self.recipe):
-            return self.layer(x)
-
-
-def test_the_forward_shows_the_recipe_of_an_autocast_that_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    te.install(monkeypatch)
-    of = job(Keeping().bfloat16())
-    assert [each.recipe for each in examine(of).network.linears] == [None]
-    assert [each.recipe for each in watched(of).network.linears] == ["current"]
-    assert of.model.layer.fp8_meta.get("recipe") is None
-
-
-def asks_for_data(model: nn.Module, x: torch.Tensor) -> None:
-    assert x.sum().item() > 0
-
-
-def takes_for_ever(model: nn.Module, x: torch.Tensor) -> None:
-    time.sleep(600)
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"training_step": asks_for_data}, "a forward on fake tensors raises "),
-        ({"training_step": takes_for_ever}, "a forward on fake tensors takes over"),
-        ({"batch": None}, "there is no batch to run the model on"),
-    ],
-)
-def test_without_a_forward_they_are_unknown(
-    change: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fake_forward, "LONGEST_S", 3.0)
-    facts = with_fakes(replace(frames(), **change))
-    assert not recorded(facts, "workload.rows")
-    assert facts.gaps["workload.rows"].startswith(told)
