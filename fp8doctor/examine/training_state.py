@@ -26,7 +26,6 @@ from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.code_names import from_library, named
 from fp8doctor.stacks.looking import (
-    ancestor,
     class_name,
     forward_of,
     held_by,
@@ -36,6 +35,7 @@ from fp8doctor.stacks.looking import (
     read,
     state_of,
 )
+from fp8doctor.stacks.optimizers import innermost, parameters_in, unwrapped, written_back
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import whole_size
 
@@ -221,30 +221,6 @@ def _word(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer inside Accelerate's wrapper, with the same groups."""
-    of_accelerate = ancestor(type(optimizer), "accelerate.", ("AcceleratedOptimizer",))
-    return state_of(optimizer).get("optimizer", optimizer) if of_accelerate else optimizer
-
-
-def innermost(optimizer: Any) -> Any:
-    """Return the optimizer inside all wrappers, which may hold parameter copies."""
-    while (inner := state_of(optimizer).get("optimizer")) is not None:
-        optimizer = inner
-    return optimizer
-
-
-def written_back(wrapper: Any) -> list[nn.Parameter]:
-    """Return a wrapper's own parameters, which it updates from the stepped copies.
-
-    DeepSpeed 0.19.8 keeps them in lists by group, or by part of one, with ZeRO (stages 1 to 3) and without.
-    """
-    held = list(state_of(wrapper).values())
-    for _ in range(3):
-        held = [inner for each in held for inner in (each if type(each) in (list, tuple) else (each,))]
-    return list({id(each): each for each in held if is_a(each, nn.Parameter)}.values())
-
-
 def examine_optimizer(
     optimizer: Any, others: Sequence[Any], tree: Tree, gaps: dict[str, str]
 ) -> dict[str, Any]:
@@ -257,8 +233,7 @@ def examine_optimizer(
         none = dict.fromkeys(("optimizer", "optimizer_stepped", "parameters_outside_optimizer"))
         return none | {"first_outside_optimizer": ()}
     inner = unwrapped(optimizer)
-    groups = [group for each in (inner, *map(unwrapped, others)) for group in each.param_groups]
-    inside = {id(each) for group in groups for each in group["params"]}
+    inside = {id(each) for of in (inner, *map(unwrapped, others)) for each in parameters_in(of)}
     if innermost(inner) is not inner:
         inside |= {id(each) for each in written_back(inner)}
     shaped = [

@@ -4,8 +4,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from fp8doctor.examine.training_state import unwrapped
 from fp8doctor.integrations.watching import Watching
+from fp8doctor.stacks.optimizers import unwrapped
 
 
 class FP8DoctorCallback(Watching, TrainerCallback):

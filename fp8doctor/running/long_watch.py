@@ -31,10 +31,11 @@ from fp8doctor.running.layer_sampler import LayerSampler
 from fp8doctor.running.losses import Losses, Owner, owners, spoiled, total
 from fp8doctor.running.patches import unnoticed
 from fp8doctor.running.script_messages import Message, WatchOptions
-from fp8doctor.running.stepped_model import Ownership, held
+from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.looking import tensors_of
+from fp8doctor.stacks.optimizers import parameters_in
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.wording import plural, sentence
@@ -84,7 +85,7 @@ class LongWatch:
 
     def know(self, found: Ownership | None, optimizer: Optimizer) -> None:
         """Name and sample the layers of this model. A later call replaces it."""
-        parameters = held(optimizer)
+        parameters = [*parameters_in(optimizer)]
         if found is not None and parameters:
             if self._model() is not found.model:
                 self._sampler = None
@@ -226,9 +227,7 @@ class LongWatch:
         """Tell if a step is not watched: after the end, in a fork, and of other optimizers."""
         if self._over or os.getpid() != self._process:
             return True
-        groups = optimizer.param_groups
-        first = next(iter(groups[0]["params"]), None) if groups else None
-        return self._first is not None and first is not self._first()
+        return self._first is not None and next(parameters_in(optimizer), None) is not self._first()
 
     def _stop(self) -> None:
         if self._settings.stop_on_nan and self.found is not None:

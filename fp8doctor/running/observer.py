@@ -28,8 +28,9 @@ from fp8doctor.running.patches import unnoticed, without_own_frames
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
-from fp8doctor.running.stepped_model import LiveObjects, held, owner_of
+from fp8doctor.running.stepped_model import LiveObjects, owner_of
 from fp8doctor.signals import signals_deferred
+from fp8doctor.stacks.optimizers import parameters_in
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.wording import error_in_words, plural
 
@@ -148,7 +149,7 @@ class ScriptObserver:
 
     def note(self, optimizer: Optimizer) -> None:
         if (stepper := self.steppers.get(optimizer)) is None:
-            elements = sum(each.numel() for each in held(optimizer))
+            elements = sum(each.numel() for each in parameters_in(optimizer))
             stepper = self.steppers[optimizer] = Stepper(elements)
         stepper.steps += 1
         self.all_steps += 1

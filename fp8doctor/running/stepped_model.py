@@ -17,17 +17,13 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from fp8doctor.examine.compile_marks import compile_mark
-from fp8doctor.examine.training_state import written_back
 from fp8doctor.loading.job import is_trainer
 from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
+from fp8doctor.stacks.optimizers import parameters_in, written_back
 from fp8doctor.stacks.tensors import whole_size
 
 MOST = 0.5
 """Least share of the stepped elements that a model owns."""
-
-
-def held(optimizer: Optimizer) -> list[Any]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,9 @@ def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
     modules, optimizers, trainers = living.found()
     below = {id(child) for module in modules for child in children_of(module).values()}
     roots = [each for each in modules if id(each) not in below]
-    lost = all(each.grad is None for each in held(optimizer))  # were replaced: the model has the gradients
+    lost = all(
+        each.grad is None for each in parameters_in(optimizer)
+    )  # were replaced: the model has the gradients
     trained = [each for m in modules if lost for each in parameters_of(m).values() if each.grad is not None]
     for parameters, wrapper in (*_trained_by(optimizer, optimizers), (trained, None)):
         wanted = {id(each): whole_size(each) for each in parameters}
@@ -127,7 +125,7 @@ def _is_plain(optimizer: Any) -> bool:
 
 def _trained_by(optimizer: Optimizer, optimizers: Iterable[Any]) -> Iterator[tuple[list[nn.Parameter], Any]]:
     """Yield parameters of the model, and the optimizer's wrapper."""
-    stepped = held(optimizer)
+    stepped = [*parameters_in(optimizer)]
     yield stepped, None
     copies = {id(each) for each in stepped}
     for each in optimizers:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.optimizers import innermost, parameters_in
 from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, shared_by_copies
@@ -131,7 +132,7 @@ def optimizer_for(
     if job.optimizer is None:
         fused = all(each.is_floating_point() for each in trained.values())  # torch fuses no complex ones
         return torch.optim.AdamW(list(trained.values()), lr=RATE, fused=fused or None)
-    kind: Any = type(getattr(job.optimizer, "optimizer", job.optimizer))
+    kind: Any = type(innermost(job.optimizer))
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise NotReplicable(
@@ -216,7 +217,7 @@ def before_the_update(
     """Pass the gradients to ``act`` when the optimizer begins its step."""
 
     def hook(*_: Any) -> None:
-        held = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+        held = (each.grad for each in parameters_in(optimizer))
         found = [each._values() if each.is_sparse else each for each in held if each is not None]
         with suppress(RuntimeError, NotImplementedError, TypeError):
             act([each for each in found if each.numel()])

@@ -11,6 +11,7 @@ from torch import nn
 
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import class_name
+from fp8doctor.stacks.optimizers import innermost, parameters_in
 from fp8doctor.stacks.sharding_private import fsdp1_parameters, fsdp2_policy, is_fsdps, without_fsdps
 from fp8doctor.stacks.tensors import PLAIN, local, tensors
 from fp8doctor.stacks.torch_private import behind_compile, context_of
@@ -93,8 +94,8 @@ def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
     """Make stand-ins for a module's own sharded parameters, or for all of an engine, by their ``id``."""
     if place.fsdp == DEEPSPEED:
         engine: Any = place.module
-        own = getattr(engine.optimizer, "optimizer", engine.optimizer)
-        stepped = next((each.dtype for held in own.param_groups for each in held["params"]), torch.float32)
+        first = next(parameters_in(innermost(engine.optimizer)), None)
+        stepped = torch.float32 if first is None else first.dtype
         part = engine.dp_world_size if engine.zero_optimization_stage() else 1  # ZeRO steps a share
         for parameter in engine.module.parameters():
             shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3 leaves no data in it
@@ -148,7 +149,7 @@ def _memoize_modules(places: list[_Place], memo: dict[int, Any]) -> None:
 
 def _optimizer(optimizer: Any, memo: dict[int, Any], parameters: Iterable[nn.Parameter]) -> Any:
     """Return what a copy's optimizer is made of: the class, its settings, and the stand-ins in groups."""
-    own = getattr(optimizer, "optimizer", optimizer)
+    own = innermost(optimizer)
     if not isinstance(own, torch.optim.Optimizer):
         return optimizer
     kind = partial_step_optimizer(type(own))

@@ -16,6 +16,7 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import recognise
+from fp8doctor.stacks.optimizers import parameters_in
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth
@@ -226,7 +227,7 @@ class Bench:
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
         optimizer, parameters = self.optimizers[number], list(variant.model.parameters())
-        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        held = {*map(id, parameters_in(optimizer))}
         if variant.fused or any(each.requires_grad and id(each) not in held for each in parameters):
             twins = dict(zip(map(id, self.bases[number].parameters()), parameters, strict=True))
             optimizer = like(optimizer, twins, {"fused": True, "foreach": None} if variant.fused else {})

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fp8doctor.facts import MemoryParts
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import torch_private
+from fp8doctor.stacks.optimizers import parameters_in
 from fp8doctor.stacks.tensors import plain, tensors
 from fp8doctor.trial.copies.depth import Plan
 
@@ -73,8 +74,8 @@ class MemoryWatch:
         self._gradients_gib = self._now_gib()
 
     def _now_gib(self) -> float:
-        groups = (group["params"] for group in self.optimizer.param_groups)
-        parameters = {id(each): each for each in chain(self.model.parameters(), *groups)}
+        held = chain(self.model.parameters(), parameters_in(self.optimizer))
+        parameters = {id(each): each for each in held}
         return gib((each.grad for each in parameters.values() if each.grad is not None), self._device)
 
     def begin(self) -> None:

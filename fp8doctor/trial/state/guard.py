@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.optimizers import parameters_in
 from fp8doctor.stacks.tensors import has_data, plain, tensors
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.state.users import of_the_job
@@ -153,9 +154,7 @@ class Guard:
     def _refuse_step(self, optimizer: Any, arguments: Any, settings: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        groups = getattr(optimizer, "param_groups", ())
-        stepped = {id(parameter) for group in groups for parameter in group["params"]}
-        if stepped & self._tensors.keys():
+        if not self._tensors.keys().isdisjoint(map(id, parameters_in(optimizer))):
             self._refuse(f"it would step your optimizer ({type(optimizer).__name__})")
 
 

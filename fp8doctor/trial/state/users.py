@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import is_a, is_module, state_of
+from fp8doctor.stacks.optimizers import innermost, parameters_in
 
 _log = logging.getLogger("fp8doctor")
 
@@ -158,14 +159,9 @@ def of_the_job(job: Job) -> tuple[list[nn.Module], list[Any], list[torch.Tensor]
     optimizers = [job.optimizer, *job.other_optimizers]
     optimizers += [each for each in found if is_a(each, Optimizer) or is_a(each, LRScheduler)]
     # Accelerate's wrapper holds the optimizer, and so does a scheduler.
-    optimizers = [
-        each if is_a(each, LRScheduler) else getattr(each, "optimizer", each) for each in optimizers
-    ]
-    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
+    optimizers = [each if is_a(each, LRScheduler) else innermost(each) for each in optimizers]
     attributes = [vars(each) for module in modules for each in module.modules()]
-    tensors = chain(
-        found, *(group["params"] for group in groups), *(attribute.values() for attribute in attributes)
-    )
+    tensors = chain(found, *map(parameters_in, optimizers), *(attribute.values() for attribute in attributes))
     trained = [each for each in tensors if is_a(each, torch.Tensor) and each.requires_grad]
     return _each_once(modules), _each_once(optimizers), _each_once(trained)
 

@@ -16,6 +16,7 @@ from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import bf16_counterpart
+from fp8doctor.stacks.optimizers import innermost, parameters_in
 from fp8doctor.stacks.torch_private import (
     CHECKPOINTED_CHILD,
     behind_compile,
@@ -295,10 +296,10 @@ def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
 
 def could_be_fused(job: Job) -> bool:
     """Return whether torch can fuse the user's optimizer and does not."""
-    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
+    optimizer = innermost(job.optimizer)
     kind = type(optimizer)
     if not has_fused_form(f"{kind.__module__}.{kind.__name__}"):
         return False
-    if not all(each.is_floating_point() for group in optimizer.param_groups for each in group["params"]):
+    if not all(each.is_floating_point() for each in parameters_in(optimizer)):
         return False  # complex ones
     return not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
