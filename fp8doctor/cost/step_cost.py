@@ -56,19 +56,9 @@ FP32_OPTIMIZER_BYTES = 28.0
 """The same for fp32 parameters: it reads four tensors and writes three. Counted; 762 M took 34.6 and 31.6
 (h200- and h100-whisper_medium)."""
 
-QUERIES = ("q", "q_proj", "q_b_proj", "q_lin", "q_head", "query", "query_proj", "wq", "to_q", "linear_q")
+QUERIES = "q q_proj q_b_proj q_lin q_head query query_proj wq to_q linear_q".split()
 
-FUSED_QUERIES = (
-    "qkv",
-    "qkv_proj",
-    "query_key_value",
-    "c_attn",
-    "in_proj",
-    "Wqkv",
-    "wqkv",
-    "to_qkv",
-    "linear_qkv",
-)
+FUSED_QUERIES = "qkv qkv_proj query_key_value c_attn in_proj Wqkv wqkv to_qkv linear_qkv".split()
 """Last part of the name of a Linear that every attention has once."""
 
 HOST_MS = {"eager": 0.39, "compiled": 0.23}

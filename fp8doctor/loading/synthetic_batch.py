@@ -252,12 +252,12 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     named.sort(key=lambda pair: (pair[0] != "input_ids", pair[0] in TARGETS or "mask" in pair[0]))
     if not named:
         return None, None, None
-    tensor, has_ids = named[0][1], named[0][0] == "input_ids"
+    main, tensor = named[0]
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
-        ids = [each for name, each in named if name.endswith(IDS) or (not has_ids and "mask" not in name)]
-        ids = [each for each in ids if not each.is_floating_point() and each.element_size() > 1]  # no mask
-        sides = [each.shape[-1] for each in ids if each.dim() > 1]
+        ends = IDS if main == "input_ids" else ""
+        ids = [each for name, each in named if name.endswith(ends) and "mask" not in name and each.dim() > 1]
+        sides = [each.shape[-1] for each in ids if not each.is_floating_point() and each.element_size() > 1]
         tokens = None if sides and max(sides) > min(sides) + 1 else tensor.numel()
         return (None, None, tokens) if len(shape) < 2 else (shape[0], shape[-1], tokens)
     first = first_layer(model)
