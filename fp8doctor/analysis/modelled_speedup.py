@@ -1,6 +1,6 @@
 """Speedup that the cost model expects of a step that was not timed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -180,82 +180,126 @@ def estimate(
     """
     facts, after = as_modelled(facts, fixed=fixed)
     in_fp8 = facts.network.fp8
-    if in_fp8:
-        after = FIXED if fixed else after
-        cached = facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8)
-        after = after or (CACHE_OFF if cached else BY_UNSLOTH if may_be_compiled_by_unsloth(facts) else "")
-    forms, bf16, gpu = _compiled_forms(facts), modelled_bf16(facts), known_gpu(facts)
-    now, (form, per_tensor) = None if after else modelled_step(facts), next(iter(forms.values()))
+    after = _what_comes_first(facts, after, fixed=fixed) if in_fp8 else after
+    forms, bf16, now = _compiled_forms(facts), modelled_bf16(facts), None if after else modelled_step(facts)
+    form, per_tensor = next(iter(forms.values()))
     shared_ms = run.shared_ms if run else shared_ms
-    if run and now and not in_fp8:  # what the watched BF16 step has beyond its model, every form has
-        own_ms = run.ms - shared_ms
-        if 0 < own_ms < now.step_ms:  # if its model is too slow, that of every form is
-            bf16, form, now = (each.scaled(own_ms / now.step_ms) for each in (bf16, form, now))
-        shared_ms = max(shared_ms, run.ms - now.step_ms)
+    if run and now and not in_fp8:
+        (bf16, form, now), shared_ms = _as_it_ran(run, now, (bf16, form, now))
     as_is = now if in_fp8 else None
     quicker = as_is if as_is and as_is.step_ms <= form.step_ms else form
-    balanced = bf16.in_balance or quicker.in_balance
-    off = OFF_IN_BALANCE if balanced else OFF_FUSED if per_tensor else OFF
-    if gpu_class(gpu) != "Hopper":
-        recipe = recipe_of(in_fp8[0]) if in_fp8 else RECIPES[TORCHAO.name, next(iter(forms))]
-        off = max(off, margin(recipe, gpu))
-    bf16_ms, now_ms = bf16.step_ms + shared_ms, now.step_ms + shared_ms if now else None
-    best_ms, left_ms, modelled_ms = form.step_ms + shared_ms, 0.0, 0.0
+    bf16_ms, best_ms = bf16.step_ms + shared_ms, quicker.step_ms + shared_ms
+    now_ms, seen = now.step_ms + shared_ms if now else None, None
     if run:
-        now_ms, bf16_ms = run.ms, bf16_ms if in_fp8 else min(bf16_ms, run.ms)
-    if as_is and now_ms:
-        gains = bf16.step_ms / form.step_ms - bf16.step_ms / as_is.step_ms
-        best_ms = now_ms if run and gains < MORE else min(best_ms, now_ms)
-    if run:
-        modelled_ms = as_is.step_ms + shared_ms if as_is else 0.0
-        if modelled_ms > (1 + UNCERTAINTY) * run.ms:
-            raise NoNumbers("the watched step takes less than the cost model allows it")
-        left_ms = run.ms - (modelled_ms or max(best_ms, run.ms - run.idle_ms))
-        left_ms = left_ms if left_ms >= EVEN * run.ms else 0.0
+        now_ms = run.ms
+        if not in_fp8:
+            bf16_ms = min(bf16_ms, now_ms)
+        elif as_is:
+            gain = bf16.step_ms / form.step_ms - bf16.step_ms / as_is.step_ms
+            best_ms = min(form.step_ms + shared_ms, now_ms) if gain >= MORE else now_ms
+        seen = _told_apart(run, as_is.step_ms + shared_ms if as_is else 0.0, best_ms)
 
     def bounded(ms: float, off: float) -> Number:
-        """Bound a speedup. BF16 may lack, or have too, the time that the model left out of the watched step.
+        if seen and ms == now_ms:
+            return _bounded_as_watched(bf16_ms / ms, off, seen)
+        found = holding(bf16_ms / ms, bf16_ms / ms / (1 + off), bf16_ms / ms / (1 - off), "modelled")
+        low = found.low
+        if seen:  # another form of FP8 may have what the model does not explain, like BF16
+            low = (bf16_ms + seen.left_ms) / (bf16_ms / low + seen.left_ms)
+            if seen.run.is_spread and not in_fp8:
+                low = min(low, 1 - off)  # BF16 covers communication that a shorter step exposes
+        return replace(found, low=low)
 
-        That time and communication were measured, so the model's error is not of them. BF16 may also cover
-        the communication. Another form of FP8 may have that time like BF16.
-        """
-        both, covered, shared, speedup = 0.0, 0.0, 0.0, bf16_ms / ms
-        if run and ms == run.ms:
-            both = 1 - modelled_ms / run.ms if modelled_ms else left_ms / run.ms
-            covered = run.exposed_ms / run.ms if modelled_ms else 0.0
-            shared = run.shared_ms / run.ms
-        low = (speedup + min(0.0, both) - covered) / (1 + off)
-        high = (speedup - shared) / (1 - off) + shared + max(0.0, both)
-        if left_ms and ms != now_ms:
-            low = (bf16_ms + left_ms) / (bf16_ms / low + left_ms)
-        if run and run.is_spread and not in_fp8 and ms != now_ms:
-            low = min(low, 1 - off)  # BF16 covers communication that a shorter step exposes
-        return holding(speedup, low, high, "modelled")
-
-    step = as_is or quicker
-    shown: Mapping[Any, float] = step.families_ms
-    idle_ms = step.idle_ms - bf16.idle_ms
-    if run and run.families_ms and as_is:
-        shown, idle_ms = run.families_ms, max(0.0, run.own_idle_ms - bf16.idle_ms)
-    elif run:
-        idle_ms = 0.0
-    parts_ms = {
-        part: sum(shown.get(each, 0.0) - bf16.families_ms.get(each, 0.0) for each in families)
-        for part, families in PARTS.items()
-    }
+    off = _off(
+        facts, next(iter(forms)), per_tensor=per_tensor, balanced=bf16.in_balance or quicker.in_balance
+    )
     return Estimate(
         bf16=bf16,
         bf16_ms=bf16_ms,
         now=bounded(now_ms, off if not in_fp8 or quicker is as_is else max(off, OFF)) if now_ms else None,
         best=bounded(best_ms, off),
         fp8_ms=now_ms if as_is and now_ms else best_ms,
-        parts_ms=parts_ms | {"idle": idle_ms},
+        parts_ms=_parts_ms(as_is or quicker, bf16, run, ran=as_is is not None),
         after=after if not in_fp8 else "" if as_is else after or ONLY_COMPILED,
         recipes=() if in_fp8 else tuple(forms),
         ran_ms=run.ms if run else None,
         tokens=all_tokens(facts),
-        left_out_ms=left_ms,
+        left_out_ms=seen.left_ms if seen else 0.0,
     )
+
+
+def _what_comes_first(facts: Facts, after: str, *, fixed: bool) -> str:
+    """Say what has to be done before FP8 as it is can be modelled; empty if it can."""
+    if fixed or after:
+        return FIXED if fixed else after
+    if facts.get("training.use_cache") and any(each.compiled is not None for each in facts.network.fp8):
+        return CACHE_OFF
+    return BY_UNSLOTH if may_be_compiled_by_unsloth(facts) else ""
+
+
+def _as_it_ran(
+    run: Run, now: ModelledStep, forms: Iterable[ModelledStep]
+) -> tuple[Iterable[ModelledStep], float]:
+    """Correct every form by a watched BF16 step: what it has beyond its model, all have.
+
+    If its model is too slow, that of every form is. Returns also what they share.
+    """
+    own_ms = run.ms - run.shared_ms
+    by = own_ms / now.step_ms if 0 < own_ms < now.step_ms else 1.0
+    return [each.scaled(by) for each in forms], max(run.shared_ms, run.ms - by * now.step_ms)
+
+
+class Watched(NamedTuple):
+    """A watched step next to its model, in ms."""
+
+    run: Run
+    modelled_ms: float
+    """Its model, in FP8; 0 if that is not known."""
+    left_ms: float
+    """What the model does not explain, and any other form may have too."""
+
+
+def _told_apart(run: Run, modelled_ms: float, best_ms: float) -> Watched:
+    """Tell what the model of a watched step leaves out. Raises `NoNumbers` if it took less."""
+    if modelled_ms > (1 + UNCERTAINTY) * run.ms:
+        raise NoNumbers("the watched step takes less than the cost model allows it")
+    left_ms = run.ms - (modelled_ms or max(best_ms, run.ms - run.idle_ms))
+    return Watched(run, modelled_ms, left_ms if left_ms >= EVEN * run.ms else 0.0)
+
+
+def _bounded_as_watched(speedup: float, off: float, seen: Watched) -> Number:
+    """Bound the speedup of a watched step, whose BF16 may have, or lack, what its model left out.
+
+    That time and communication were measured, so the model's error is not of them. BF16 may also cover the
+    communication.
+    """
+    run, modelled_ms = seen.run, seen.modelled_ms
+    both = 1 - modelled_ms / run.ms if modelled_ms else seen.left_ms / run.ms
+    covered = run.exposed_ms / run.ms if modelled_ms else 0.0
+    shared = run.shared_ms / run.ms
+    low = (speedup + min(0.0, both) - covered) / (1 + off)
+    high = (speedup - shared) / (1 - off) + shared + max(0.0, both)
+    return holding(speedup, low, high, "modelled")
+
+
+def _off(facts: Facts, recipe: str, *, per_tensor: bool, balanced: bool) -> float:
+    """Return the share by which the speedup may be off: of the kind of job, and of its GPU."""
+    off, fp8 = OFF_IN_BALANCE if balanced else OFF_FUSED if per_tensor else OFF, facts.network.fp8
+    of = recipe_of(fp8[0]) if fp8 else RECIPES[TORCHAO.name, recipe]
+    return off if gpu_class(known_gpu(facts)) == "Hopper" else max(off, margin(of, known_gpu(facts)))
+
+
+def _parts_ms(fp8: ModelledStep, bf16: ModelledStep, run: Run | None, *, ran: bool) -> dict[str, float]:
+    """Divide what FP8 takes longer; a watched step's parts are its own if ``ran`` says that it is in FP8."""
+    families: Mapping[Any, float] = run.families_ms if run and ran and run.families_ms else fp8.families_ms
+    idle_ms = 0.0 if run else fp8.idle_ms - bf16.idle_ms
+    if run and families is run.families_ms:
+        idle_ms = max(0.0, run.own_idle_ms - bf16.idle_ms)
+    parts_ms = {
+        part: sum(families.get(each, 0.0) - bf16.families_ms.get(each, 0.0) for each in of)
+        for part, of in PARTS.items()
+    }
+    return parts_ms | {"idle": idle_ms}
 
 
 TAKES_NONE = "a conversion to FP8 takes none of its layers"
