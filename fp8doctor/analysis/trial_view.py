@@ -201,9 +201,9 @@ class TrialView:
     def end(self) -> Variant | None:
         """The variant that the plan ends in: the fewest changes within 2% of the fastest.
 
-        Another precision is a change. In doubt the user's own step stays. Noise ties two of one precision.
-        What is not finite does not count, unless BF16 is not either, and FP8 is no fix for it. None if the
-        step as it is, or every BF16, has no time.
+        Another precision is a change. The user's own step stays unless another is surely faster, and noise
+        ties two of one precision. What is not finite does not count, unless BF16 is not either, and FP8 is no
+        fix for it. None if the step as it is, or every BF16, has no time.
         """
         table, now = self.table, self.as_is
         if now is None or all(each.in_fp8 for each in table):
@@ -213,6 +213,8 @@ class TrialView:
         if any(each.is_finite for each in table if not each.in_fp8):
             table = [each for each in table if each.is_finite]
         table = [each for each in table if not self._awaits_fp8(each)]
+        if now in table:
+            table = [each for each in table if each is now or self._is_surely_faster(each, now)]
         fastest = min(table, key=_ms)
 
         def is_as_fast(each: Variant) -> bool:
@@ -224,11 +226,11 @@ class TrialView:
             other = each.in_fp8 != self.uses_fp8
             return not each.is_as_is, len(each.changes) + other, other, each.ms.value
 
-        best = min(filter(is_as_fast, table), key=place)
-        if best is now or now not in table:
-            return best
-        faster = self.speed(best, now)
-        return now if faster.side == "open" or faster.low <= 1 else best
+        return min(filter(is_as_fast, table), key=place)
+
+    def _is_surely_faster(self, each: Variant, now: Variant) -> bool:
+        faster = self.speed(each, now)
+        return faster.side != "open" and faster.low > 1
 
     def _awaits_fp8(self, of: Variant) -> bool:
         """Return whether a BF16 variant has changes that FP8, as fast without them, had no time for."""
