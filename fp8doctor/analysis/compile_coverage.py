@@ -106,8 +106,17 @@ def marks_without_kernels(facts: Facts) -> tuple[CompileMark, ...]:
 
 
 def with_kernels(lines: list[str], facts: Facts) -> list[str]:
-    """Give the user's compilation kernels first if it has none: its graph would hide others inside."""
-    return [*(with_default_backend(facts) if marks_without_kernels(facts) else []), *lines]
+    """Give the user's compilation kernels first if it has none, as its graph would hide others inside.
+
+    Nothing is compiled while a variable switches that off.
+    """
+    off = [name for name in SWITCHES_OFF if facts.variables().get(name) == "1"]
+    on = [f"# unset {' and '.join(off)} first: under it nothing is compiled"] if off else []
+    return [*on, *(with_default_backend(facts) if marks_without_kernels(facts) else []), *lines]
+
+
+SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+"""Variables that switch torch.compile off if they are 1. Source: ``torch._dynamo``, torch 2.13."""
 
 
 def with_default_backend(facts: Facts) -> list[str]:

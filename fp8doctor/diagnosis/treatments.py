@@ -239,6 +239,7 @@ LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 BF16_FORMS: dict[str, str] = {
+    ArmName.AS_IS: "",
     ArmName.BF16: "",
     ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
     ArmName.BF16_WHOLE: ", compiled as one graph",
@@ -276,8 +277,9 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
     mine, leave = bool(own_compile(facts)), bool(form) and replaces_own_compile(form, facts)
     if form == ArmName.BF16_AS_COMPILED or (mine and not leave and form not in BF16_FORMS):
         return [KEEP_OWN_COMPILE]
-    if form == ArmName.BF16:
-        return [LEAVE_OUT_OWN_COMPILE] if leave or marks_without_kernels(facts) else []
+    if form in (ArmName.AS_IS, ArmName.BF16):
+        out = form == ArmName.BF16 and (leave or marks_without_kernels(facts))
+        return [LEAVE_OUT_OWN_COMPILE] if out else []
     by_block = form != ArmName.BF16_WHOLE and bool(facts.network.get("blocks"))
     lines = [f"# after {each}:" for each in outermost(facts.network) if by_block]
     lines += with_kernels((compile_all if by_block else compile_whole)(facts.network), facts)

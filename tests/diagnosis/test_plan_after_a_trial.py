@@ -14,6 +14,7 @@ from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, Treatment
+from tests import replays
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, compiled_by_block
 from tests.facts_of import DECODER_468M
 
@@ -49,6 +50,32 @@ def test_the_plan_stays_in_the_bf16_that_was_fastest(
     facts = Of(arms, bases={}).facts(msgspec.structs.replace(DECODER_468M, **changes))
     last = diagnose(facts).prescription[-1].treatment
     assert last.code == "\n".join(["# leave out the conversion to FP8", *lines])
+
+
+def test_nothing_is_compiled_if_the_step_as_it_is_was_faster() -> None:
+    """Of a job that asks for FP8 and has no layer for it."""
+    facts = replays.of("patients", "h200-gpt2_conv1d").report.facts
+    arms = tuple(
+        msgspec.structs.replace(
+            each, rounds_ms=tuple(2 * ms for ms in each.rounds_ms), step_ms=2 * each.step_ms
+        )
+        if each.name == "bf16_compiled"
+        else each
+        for each in facts.trial.arms
+    )
+    changed = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+    plans = [diagnose(each).prescription for each in (facts, changed)]
+    assert [any(".compile(" in step.treatment.code for step in plan) for plan in plans] == [True, False]
+
+
+@pytest.mark.parametrize("off", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_what_switches_compilation_off_is_unset_before_a_plan_compiles(off: str) -> None:
+    facts = replays.of("benchmarks", "h200-qwen3_4b_bf16").report.facts
+    variables = msgspec.structs.replace(facts.environment, variables={off: "1"})
+    plan = diagnose(msgspec.structs.replace(facts, environment=variables)).prescription
+    compiling = [step.treatment.code for step in plan if ".compile(" in step.treatment.code]
+    assert compiling
+    assert all(f"unset {off}" in code for code in compiling)
 
 
 @pytest.mark.parametrize("late", ["bf16_as_compiled", "bf16_compiled"])
