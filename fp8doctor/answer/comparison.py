@@ -42,6 +42,8 @@ class Comparison(Struct, frozen=True):
     """The fastest FP8 that was timed, if the plan leaves FP8 off."""
     end_speedup: Number | None = None
     """BF16 with the changes that help it too / `end`; None if the plan ends in BF16, or without."""
+    per_token: bool = False
+    """True if the plan changes how many tokens a step has, so that its end is for as many as now."""
     is_fair: bool = False
     """True if the BF16 of `end_speedup` has changes that the best one as it is lacks."""
     parts_ms: dict[str, float] = {}
@@ -109,6 +111,7 @@ def _timed(view: TrialView, expected: Expected, steps: Sequence[Step]) -> Compar
         gain=view.speed(changed, now) if now and changed else None,
         best_fp8=view.fp8 if view.gives_up_fp8 and steps else None,
         end_speedup=over(changed, fair) if changed and fair else None,
+        per_token=changed is not None and changed.arm.get("tokens_ratio", 1.0) != 1,
         is_fair=fair is not None and fair is not bf16,
         parts_ms=parts.parts_ms if parts else {},
         gpu=expects.gpu if late and expects else "",
@@ -200,7 +203,7 @@ def _with_plan(found: Comparison, expects: Estimate, expected: Expected, steps: 
     planned = expected.planned(steps)
     as_many = expects.tokens / planned.tokens if planned else 1.0
     with_fixes_ms = as_many * planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
-    found = replace(found, is_fair=bf16_ms / with_fixes_ms - 1 >= GAIN)
+    found = replace(found, is_fair=bf16_ms / with_fixes_ms - 1 >= GAIN, per_token=as_many != 1)
     if not stays_in_bf16(steps):
         if planned is None or (as_many < 1 and expects.ran_ms):
             return found

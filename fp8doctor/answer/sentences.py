@@ -307,9 +307,9 @@ def _then(said: Answer) -> Iterator[Line]:
     elif not end.ms.has_open_size:
         basis = "" if timed else " (estimated)"
         told = [say("then.time", ms=in_ms(end.ms.value), basis=basis).text]
-    parts = ["compute alone"] if said.is_compute and timed else []
+    parts = ["for as many tokens"] if compared.per_token else []
+    parts += ["compute alone"] if said.is_compute and timed else []
     parts += [f"with fix {' and '.join(map(str, said.timed_fixes))}"] if timed and said.timed_fixes else []
-    told = [f"{' '.join(parts)}: {told[0]}"] if parts and told else told
     size = _size(said.speedup) if said.speedup and not fault else ""
     if gain and not (above and _size(gain).partition(" ")[0] == size.partition(" ")[0]):
         told.append(_than(gain, _now(said), is_gain=True))
@@ -320,6 +320,7 @@ def _then(said: Answer) -> Iterator[Line]:
     if best and best.name != ArmName.AS_IS:
         told.append(say("then.fp8", ms=in_ms(best.ms.value)).text)
     if told:
+        told[0] = f"{' '.join(parts)}: {told[0]}" if parts else told[0]
         yield Line("then.time", ", ".join(told) + " (estimated)" * end.ms.has_open_size)
     else:
         yield say("then.unknown")

@@ -58,7 +58,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     step_ms: float | None = None
     bf16_step_ms: float | None = None
     best_step_ms: float | None = None
-    """The step with the plan."""
+    """The step with the plan, for as many tokens as now."""
     best_variant: str | None = None
     """Its name, as in the facts of a trial; ``planned`` for an estimate."""
     best_basis: Basis | None = None
