@@ -159,7 +159,8 @@ class TrialView:
     def bf16(self) -> Variant | None:
         """The best BF16 of the same model. Without FP8, also outside of layers, the job as it is counts."""
         names = BF16_BASELINES if self.uses_fp8 or self.facts.get("network.fp8_calls") else BASELINES
-        return min((self.timed[name] for name in names if name in self.timed), key=_ms, default=None)
+        found = [self.timed[name] for name in names if name in self.timed]
+        return min([each for each in found if each.is_finite] or found, key=_ms, default=None)
 
     @known
     def fp8(self) -> Variant | None:
