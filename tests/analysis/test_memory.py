@@ -119,7 +119,8 @@ def test_autograd_keeps_a_dequantized_copy_of_each_stored_weight(
         model(batch)
     assert len(copies) == (0 if checkpointed else 8)
     most = 1 if checkpointed else 8  # the backward makes those of one block again
-    assert dequantized_gib(look(model, tokens=16)) * 2**30 == most * 64 * 64 * 2
+    facts = look(model, tokens=16, batch=(batch,))
+    assert dequantized_gib(facts) * 2**30 == most * 64 * 64 * 2
 
 
 def test_stored_weights_are_loaded_in_bf16_if_the_peak_that_was_seen_leaves_room() -> None:

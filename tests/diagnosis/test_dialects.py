@@ -8,7 +8,7 @@ import yaml
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, TREATMENTS
+from fp8doctor.analysis.treatment_table import LIGHTER, STAY_IN_BF16, TREATMENTS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.dialects import from_table, tables
 from fp8doctor.facts import Facts, Package
@@ -17,7 +17,7 @@ from fp8doctor.recipes import BY_TREATMENT
 from tests.test_recorded import RECORDED
 from tests.treatment_names import all_names
 
-DECIDED_BY_NAME = {"let-fp8-through"}
+DECIDED_BY_NAME = {"let-fp8-through", *LIGHTER.split()}
 """Treatments whose name is a constant of their check."""
 
 
