@@ -15,7 +15,7 @@ from fp8doctor.analysis import (
     layer_gain,
     layers,
     memory,
-    modelled_speedup,
+    modelled_fix,
     noise,
     own_step,
     padding,

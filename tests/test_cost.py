@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.modelled_speedup import modelled_steps
+from fp8doctor.analysis.modelled_fix import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.answer.job import product
 from fp8doctor.cost.gemm import NoNumbers, amdahl, matmuls_ms

@@ -110,7 +110,7 @@ def estimated(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:
     """
     eager = any(each.compiled is None and kit.needs_compile(each) for each in facts.network.fp8)
     facts = kit.cost.with_linears_compiled(facts, yes=True) if eager else facts
-    found = kit.modelled_speedup.faster_recipe(facts) if len(own) == 1 else None
+    found = kit.modelled_fix.faster_recipe(facts) if len(own) == 1 else None
     if found is None:
         return None
     recipe, steps = found

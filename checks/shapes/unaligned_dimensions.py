@@ -82,7 +82,7 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | None:
     head, timed = kit.padding.odd_head(facts), kit.own_step.as_is(facts)
     fix = kit.padding.pad_vocabulary(head.out_features, facts.network) if head else None
-    steps = kit.modelled_speedup.modelled_steps(facts, fix) if fix else None
+    steps = kit.modelled_fix.modelled_steps(facts, fix) if fix else None
     if head is None or steps is None or steps.saving.middle < WORTH_PCT / 100 * steps.now.step_ms:
         return None
     parts, saving = timed.get("breakdown") if timed else None, steps.saving

@@ -33,7 +33,7 @@ CAUSES = ("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003")
 @kit.check("STP001", "host-bound", severity="warning", explained_by=CAUSES)
 def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     untimed = not kit.recorded(facts, "trial") and not kit.recorded(facts, "observed")
-    if untimed and (estimated := kit.modelled_speedup.modelled_host_bound(facts)):
+    if untimed and (estimated := kit.modelled_fix.modelled_host_bound(facts)):
         return launching(facts, estimated)
     found = kit.step_difference.profiled_on_gpu(facts)
     if isinstance(found, kit.NotApplicable):
@@ -68,7 +68,7 @@ def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     )
 
 
-def launching(facts: kit.Facts, found: kit.modelled_speedup.HostBound) -> kit.Finding:
+def launching(facts: kit.Facts, found: kit.modelled_fix.HostBound) -> kit.Finding:
     """Report a step that was not timed, in which launching takes the host too long."""
     fp8, step, pays = facts.network.fp8, found.step, found.pays_from
     then = f"Up to {kit.layer_gain.MANY_TOKENS:,} tokens, FP8 is not faster here."

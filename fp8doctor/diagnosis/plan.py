@@ -12,7 +12,8 @@ from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_bl
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert, waits_for_linears
-from fp8doctor.analysis.modelled_speedup import TAKES_NONE, modelled_speedup, modelled_steps
+from fp8doctor.analysis.modelled_fix import modelled_steps
+from fp8doctor.analysis.modelled_speedup import TAKES_NONE, modelled_speedup
 from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.modelled_speedup import modelled_steps
+from fp8doctor.analysis.modelled_fix import modelled_steps
 from fp8doctor.analysis.step_difference import SHOWN_MS
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
