@@ -72,7 +72,8 @@ def test_without_a_gpu_the_estimate_decides_how_many_blocks_are_checkpointed(
     with torch.device("meta"):
         blocks = [nn.Sequential(StoredLinear(4096, 4096), StoredLinear(4096, 4096)) for _ in range(32)]
         model = nn.Sequential(*map(checkpoint_wrapper, blocks))
-    facts = look(model, tokens=tokens)
+        rows = torch.randn(tokens, 4096, dtype=torch.bfloat16)
+    facts = look(model, tokens=tokens, batch=(rows,))
     some = replace(facts.network, trainable_parameters=1)  # of adapters: without any nothing is kept
     finding = finding_of(NEEDLESS, replace(facts, network=some, assumed_gpu="H100"))
     assert (finding and finding.treatment and finding.treatment.name) == fix
