@@ -76,11 +76,7 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
         + " It saves memory; do not expect it to be faster than BF16." * trained,
         evidence={
             "stored_linears": len(stored),
-            "linears": linears,
             "flops_share_pct": round(kit.flops_share_pct(stored, facts), 1),
-            "float8_parameters": network.float8_parameters,
-            "trainable_parameters": network.trainable_parameters,
-            "classes": tuple(sorted({linear.weight_class or linear.kind for linear in stored})),
             "first": stored[0].name,
         },
         treatment=(from_bf16(facts, works=not (cut or raises)) or kept) if trained else None,

@@ -28,8 +28,7 @@ def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     asked = kit.fp8_was_asked_for(facts) or (
         "convert_to_float8_training" if kit.fp8_request.converted_nothing(facts) else None
     )
-    fp8 = facts.network.fp8
-    if not fp8 and asked is None:
+    if not facts.network.fp8 and asked is None:
         return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
     quantized = [linear for linear in linears if is_quantized(linear)]
     if not quantized:
@@ -41,11 +40,7 @@ def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         evidence={
             "quantized_linears": len(quantized),
             "converted": swapped,
-            "fp8_layers": len(fp8),
             "asked_by": asked,
-            "classes": tuple(
-                sorted({each.weight_class or kit.layers.layer_label(each) for each in quantized})
-            ),
         },
         treatment=ONE_OF_THEM,
     )
