@@ -24,6 +24,7 @@ WRITERS = {
     "unseen_mixed": "research.complaints.unseen_mixed",
     "unseen_more": "research.complaints.unseen_more",
     "unseen_last": "research.complaints.unseen_last",
+    "unseen_late": "research.complaints.unseen_late",
     "unseen_next": "research.complaints.unseen_next",
     "check_pages": "tests.check_pages",
     "sentences": "tests.sentences",

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from research.complaints import unseen_engines, unseen_last, unseen_mixed, unseen_more, unseen_next
+from research.complaints import (
+    unseen_engines,
+    unseen_last,
+    unseen_late,
+    unseen_mixed,
+    unseen_more,
+    unseen_next,
+)
 from research.complaints.unseen import MARK, OUTCOMES, PAGE, THREADS, answer, asked, misses, name_of, row
 from tests.markdown import table
 
-LATER = (unseen_engines, unseen_mixed, unseen_more, unseen_last, unseen_next)
+LATER = (unseen_engines, unseen_mixed, unseen_more, unseen_last, unseen_next, unseen_late)
 BY_NAME = {name_of(each): each for each in THREADS}
 
 
