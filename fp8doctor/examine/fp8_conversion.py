@@ -24,7 +24,7 @@ from fp8doctor.examine.walk import Place, Tree, hooks, trains
 from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks import recognise
+from fp8doctor.stacks import is_fp8
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import (
     children_of,
@@ -98,10 +98,6 @@ class ConversionWatch:
             _log.debug("a replacement could not be read", exc_info=True)
             what = f"a replacement by {type(new).__qualname__} could not be read"
             self.problem = scrub(f"{what}: {type(error).__name__}: {error}")
-
-
-def is_fp8(module: nn.Module) -> bool:
-    return any(layer.use == "training" for layer in recognise(module, {}))
 
 
 def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:

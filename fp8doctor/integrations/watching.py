@@ -90,8 +90,8 @@ class Watching:
             self._guarded(lambda: self._observe(model))
 
     def _observe(self, model: Any) -> None:
-        from fp8doctor.examine.fp8_conversion import is_fp8
         from fp8doctor.running.observer import ScriptObserver
+        from fp8doctor.stacks import is_fp8
         from fp8doctor.stacks.looking import modules_of
 
         target = Target(kind="live", name=type(core(model)).__name__, attribute=None)

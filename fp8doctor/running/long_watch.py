@@ -33,7 +33,7 @@ from fp8doctor.running.patches import unnoticed
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.signals import signals_deferred
-from fp8doctor.stacks import recognise
+from fp8doctor.stacks import is_fp8
 from fp8doctor.stacks.looking import tensors_of
 from fp8doctor.stacks.optimizers import parameters_in
 from fp8doctor.stacks.torch_private import frames_compiled
@@ -161,7 +161,7 @@ class LongWatch:
         name, fp8, started = None, None, ""
         if where is not None:
             name = cleaned(where[0]) or "the model"
-            fp8 = any(each.use == "training" for each in recognise(where[1], {}))
+            fp8 = is_fp8(where[1])
             kind = f"{type(where[1]).__name__}, {'FP8' if fp8 else 'not FP8'}"
             started = f" It started in {name} ({kind}): {tensor}."
         told = f"step {step:,}: the {what} is not finite.{started} {note}".strip()

@@ -95,6 +95,11 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     return ()
 
 
+def is_fp8(module: Module) -> bool:
+    """Tell if a module has a layer of its own that is set up for FP8 training."""
+    return any(layer.use == "training" for layer in recognise(module, {}))
+
+
 def bf16_counterpart(module: Module) -> Module | None:
     """Return this module without FP8, or None. Raises `NoCounterpart`."""
     for stack in stacks():

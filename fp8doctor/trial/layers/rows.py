@@ -46,6 +46,7 @@ from fp8doctor.trial.measure.budget import TrialRun, still_there
 from fp8doctor.trial.measure.evidence import on_calls
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import buffers_apart, free
+from fp8doctor.trial.treatments.apply import modules
 from fp8doctor.trial.treatments.forms import strip_compile_marks
 from fp8doctor.wording import sentence
 
@@ -172,26 +173,25 @@ def found(
 
     Both by their names in the whole model. A part of a fused module, such as ``mlp.fc1``, has its rows.
     """
-    modules = {cleaned(name): module for name, module in modules_of(model)}
+    named = modules(model)
     layers, weights = {}, {}
     for name in wanted:
         block = next((each for each in kept_blocks if name.startswith(each)), "")
         here = kept_blocks.get(block, "") + name.removeprefix(block)
-        holder = modules.get(here.rpartition(".")[0])
+        holder = named.get(here.rpartition(".")[0])
         weight = None if holder is None else holder._parameters.get(here.rpartition(".")[2])
         if weight is not None and weight.dim() == 3:
             weights[name] = weight
-        elif (module := modules.get(here) or holder) is not None:
+        elif (module := named.get(here) or holder) is not None:
             layers[name] = module
     return layers, weights
 
 
 def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dict[str, str]:
-    modules = {cleaned(name): module for name, module in modules_of(model)}
-    blocks = {}
+    named, blocks = modules(model), {}
     for stack in plan.stacks:
         name = cleaned(stack.name)
-        kept = [key for key, _ in modules[name].named_children()]
+        kept = [key for key, _ in named[name].named_children()]
         for position, (key, _) in enumerate(original.get_submodule(stack.name).named_children()):
             if position >= len(kept):
                 position = stack.prefix + (position - stack.prefix) % (len(kept) - stack.prefix)

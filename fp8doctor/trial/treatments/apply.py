@@ -14,6 +14,7 @@ from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import NoCounterpart
+from fp8doctor.stacks.looking import modules_of
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.variant import Variant
@@ -55,7 +56,7 @@ def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
 
 def modules(model: nn.Module) -> dict[str, nn.Module]:
     """Map names as in the facts to modules; a wrapper's name means the module inside."""
-    return {cleaned(name): module for name, module in model.named_modules()}
+    return {cleaned(name): module for name, module in modules_of(model)}
 
 
 def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:

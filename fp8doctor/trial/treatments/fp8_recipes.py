@@ -11,7 +11,7 @@ from torch import nn
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE, converted
 from fp8doctor.recipes import BY_TREATMENT
-from fp8doctor.stacks import recognise, te_private, transformer_engine
+from fp8doctor.stacks import is_fp8, te_private, transformer_engine
 from fp8doctor.stacks.looking import ancestor, read, state_of
 from fp8doctor.stacks.te_private import autocast_is_open, meta
 from fp8doctor.stacks.torch_private import Unknown
@@ -71,7 +71,7 @@ def convert(variant: Variant, context: TreatmentContext) -> Variant:
         return cleaned(name) not in skip and all(size % FP8_MULTIPLE == 0 for size in module.weight.shape)
 
     model = convert_to_float8_training(variant.model, config=config, module_filter_fn=wanted)
-    if not any(layer.use == "training" for module in model.modules() for layer in recognise(module, {})):
+    if not any(map(is_fp8, model.modules())):
         raise NotTried("it has no nn.Linear that torchao could convert")
     return replace(variant, model=model)
 
