@@ -4,10 +4,10 @@ Here are their messages: the request for a trial, and the child's answers as lin
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
+from fp8doctor.facts import Facts
 from fp8doctor.stages import Doing
 
 
@@ -34,7 +34,7 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_f
     the trial, where each stage has its own limit."""
     arm: str | None = None
     """Variant that is being built. It is left out if the child dies in it, or if it failed."""
-    facts: dict[str, Any] | None = None
+    facts: Facts | None = None
     """Everything that is known so far."""
     mistake: tuple[str, str] | None = None
     """A `UserError` and its detail."""

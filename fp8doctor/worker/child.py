@@ -65,14 +65,14 @@ def _examine(send: Send, asked: dict[str, Any]) -> None:
 
     if asked["target"] is None:
         environment = Target(kind="environment", name="environment", attribute=None)
-        send(Message(facts=examine_surroundings(environment).to_dict()))
+        send(Message(facts=examine_surroundings(environment)))
     elif asked["config"] is not None:
         from fp8doctor.loading.config_model import config_job
 
         name = Path(asked["target"]).name
         send(Message(doing=Doing(f"building {name} without weights")))
         job = config_job(asked["config"], name, batch=asked["batch"], seq=asked["seq"])
-        send(Message(facts=examine(job).to_dict()))
+        send(Message(facts=examine(job)))
     else:
         _examine_file(send, asked)
 
@@ -83,18 +83,18 @@ def _examine_file(send: Send, asked: dict[str, Any]) -> None:
 
     target = locate(asked["target"]).target()
     surroundings = examine_surroundings(target)
-    send(Message(facts=surroundings.to_dict()))
+    send(Message(facts=surroundings))
     send(Message(doing=Doing(f"loading {target.name}", Stage.LOADING)))
     size = {name: asked[name] for name in ("layers", "batch", "seq")}
     job = load(asked["target"], **size, meta=asked["planned"])
     send(Message(doing=Doing(f"looking at {target.name}", Stage.LOOKING)))
     facts = examine(job)  # the surroundings again: loading may have changed variables and imports
-    send(Message(facts=facts.to_dict()))
+    send(Message(facts=facts))
     from fp8doctor.trial import with_forward
 
     timed = _timed(send, job, facts, asked) if asked["trial"] is not None else None
     known = timed or with_forward(job, facts)
-    send(Message(facts=known.to_dict()))
+    send(Message(facts=known))
 
 
 def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
@@ -114,7 +114,7 @@ def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts |
             partial(hypotheses, select=request.select, ignore=request.ignore, checks=checks),
             budget,
             lambda doing, arm: send(Message(doing=doing, until=budget.deadline, arm=arm)),
-            keep=lambda known: send(Message(facts=known.to_dict())),
+            keep=lambda known: send(Message(facts=known)),
             skip=asked["skip"],
             own_process=True,
         )

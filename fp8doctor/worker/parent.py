@@ -31,7 +31,7 @@ from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
-from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.facts.record import decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.files import remove_folders_of
 from fp8doctor.loading.config_model import is_config, read_config
@@ -155,9 +155,9 @@ class _Attempts:
                         f"something other than fp8doctor wrote to its channel while {doing}, "
                         "and the worker was stopped"
                     )
-                if isinstance(message, Facts):
-                    if recorded(message, "trial") or not recorded(self.facts, "trial"):
-                        self.facts = message
+                if message.facts is not None:
+                    if recorded(message.facts, "trial") or not recorded(self.facts, "trial"):
+                        self.facts = message.facts
                 elif message.doing is not None:
                     doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
                     ends = min(message.until or time.monotonic() + self.load_timeout, last)
@@ -214,7 +214,7 @@ class _Attempts:
 @contextlib.contextmanager
 def _child(
     request: dict[str, Any], printed: Printed | None
-) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[Message | Facts | float | None]]]:
+) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[Message | float | None]]]:
     """Yield a child process and its messages; in the end it is dead, with all that it started."""
     output = 2
     try:
@@ -248,8 +248,8 @@ def _child(
 
 def _messages(
     process: subprocess.Popen[bytes], listen: int, printed: Printed | None
-) -> Iterator[Message | Facts | float | None]:
-    """Yield messages, the facts of those that have some, the clock, and None for anything else."""
+) -> Iterator[Message | float | None]:
+    """Yield messages, the clock, and None for anything else."""
 
     def ended() -> bool:
         if printed is not None:
@@ -259,13 +259,9 @@ def _messages(
 
     messages = decoder(Message)
     for line in lines_of(listen, ended, TICK_S):
-        if isinstance(line, float):
-            yield line
-            continue
         try:
-            message = messages.decode(line)
-            yield message if message.facts is None else Facts.from_dict(message.facts)
-        except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+            yield line if isinstance(line, float) else messages.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             yield None
 
 
