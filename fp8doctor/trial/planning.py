@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
-from fp8doctor.analysis.compile_coverage import is_inside
+from fp8doctor.analysis.compile_coverage import is_inside, own_compile
 from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.recipe_support import may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
@@ -71,12 +71,7 @@ class VariantPlanner:
     @property
     def is_one_graph(self) -> bool:
         """Whether one compile mark covers all blocks, and no treatment changes that."""
-        whole = any(
-            not mark.name
-            and mark.get("compiles") is not False
-            and mark.form in ("wrapped", "in_place", "assigned_forward")
-            for mark in self.facts.get("training.compile_marks", ())
-        )
+        whole = own_compile(self.facts) == "whole"
         return whole and bool(self.facts.network.blocks) and not self.compiles
 
     @functools.cached_property
