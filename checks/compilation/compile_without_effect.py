@@ -37,7 +37,7 @@ def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     if not causes:
         return None if marks else kit.NotApplicable(reason="nothing asks for torch.compile")
     names = {mark.name for cause in causes for mark in cause.marks} if marks else {""}
-    under = [each for each in fp8 if any(kit.compile_coverage.is_below(each, name) for name in names)]
+    under = [each for each in fp8 if any(kit.compile_coverage.is_below(each.name, name) for name in names)]
     idle = [each for each in under if each.compiled in {None, *names}]
     texts = tuple(cause.text for cause in causes)
     look = f" Not compiled: {kit.plural(len(idle), 'FP8 Linear')}." if idle else ""

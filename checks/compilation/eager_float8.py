@@ -80,7 +80,7 @@ def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         linear
         for linear in compiled
         if linear.name and linear.compiled == linear.name
-        if not any(linear.name != name and kit.compile_coverage.is_below(linear, name) for name in regions)
+        if not any(kit.compile_coverage.is_below(linear.name, name) for name in regions - {linear.name})
     ]
     inside = [
         linear

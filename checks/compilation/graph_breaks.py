@@ -121,7 +121,7 @@ def entries(mark: str, facts: kit.Facts) -> int:
     """Count how often one forward and backward enter this region: twice if a checkpoint may be around it."""
     for each in facts.get("training.checkpointing", ()):
         recomputes = each.active is not False
-        if recomputes and (not each.name or f"{mark}.".startswith(f"{each.name}.")):
+        if recomputes and kit.compile_coverage.is_below(mark, each.name):
             return 2
     return 1
 

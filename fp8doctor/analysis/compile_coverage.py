@@ -206,9 +206,9 @@ def disabled_by_variable(facts: Facts) -> bool:
     return facts.variables().get("TORCHDYNAMO_DISABLE") == "1"
 
 
-def is_below(linear: Linear, module: str) -> bool:
-    """Return whether a layer is this module or in it; an empty name is the model."""
-    return not module or linear.name == module or linear.name.startswith(f"{module}.")
+def is_below(name: str, module: str) -> bool:
+    """Return whether a name is this module's or of one in it; an empty one is the model's."""
+    return not module or f"{name}.".startswith(f"{module}.")
 
 
 def is_inside(linear: Linear, blocks: Blocks) -> bool:

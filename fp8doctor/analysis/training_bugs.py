@@ -143,7 +143,8 @@ def is_split_by_ddp(linear: Linear, facts: Facts) -> bool:
     if dynamo.disabled or facts.get("observed.steps_ms"):
         return False
     marks = (mark.name for mark in facts.training.compile_marks if mark.backend != "eager")
-    return is_below(linear, distributed.get("wrapper_at") or "") and any(is_below(linear, at) for at in marks)
+    name = linear.name
+    return is_below(name, distributed.get("wrapper_at") or "") and any(is_below(name, at) for at in marks)
 
 
 LAYER: dict[str, Callable[[Linear, Any, Facts], bool]] = {

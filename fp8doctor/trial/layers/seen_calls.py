@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.layers import OWN_FUNCTION, QUANTIZES
 from fp8doctor.cost.matmul_counts import passes, step_tokens
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
@@ -279,13 +280,14 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
             marks.append(each)
         elif each.name in seen.calls:
             marks.append(_called(each, seen.calls[each.name]))
-        elif _is_below(each.name, seen.compiled):
+        elif any(is_below(each.name, region) for region in seen.compiled):
             marks.append(each)
             unknown.append(each.name)
 
     def decided(linear: Linear) -> Linear:
         region = seen.regions.get(linear.name, NOT_RECORDED)
-        if recorded(linear, "checkpointed") or (region is None and _is_below(linear.name, unknown)):
+        unseen = region is None and any(is_below(linear.name, each) for each in unknown)
+        if unseen or recorded(linear, "checkpointed"):
             return linear
         return msgspec.structs.replace(linear, checkpointed=region)
 
@@ -362,7 +364,3 @@ def _called(mark: Checkpointing, call: Call) -> Checkpointing:
             "fp8_autocast_around": around,
         }
     return msgspec.structs.replace(mark, active=True, reentrant=call.reentrant, **known)
-
-
-def _is_below(name: str, modules: Collection[str]) -> bool:
-    return any(not each or f"{name}.".startswith(f"{each}.") for each in modules)

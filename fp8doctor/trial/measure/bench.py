@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.examine.compile_marks import compile_mark, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
@@ -290,6 +291,6 @@ def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
     marks = (
         compile_mark(module, "")
         for name, module in model.named_modules()
-        if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
+        if not name or any(is_below(cleaned(each), cleaned(name)) for each in lists)
     )
     return any(mark and mark.compiles is not False for mark in marks)

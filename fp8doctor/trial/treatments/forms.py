@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.analysis.compile_coverage import has_unlike_sizes, is_inside, needs_compile
+from fp8doctor.analysis.compile_coverage import has_unlike_sizes, is_below, is_inside, needs_compile
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL, has_fused_form
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.examine.checkpointing import huggingface_flag
@@ -198,9 +198,7 @@ def to_bf16(model: nn.Module, only: Collection[str] | None = None) -> nn.Module:
 
 def belongs(name: str, only: Collection[str]) -> bool:
     """Return whether ``only`` names the module, a part such as ``mlp.fc1``, or a module that holds it."""
-    return bool(name) and any(
-        name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in only
-    )
+    return bool(name) and any(is_below(each, name) or is_below(name, each) for each in only)
 
 
 def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
@@ -222,7 +220,7 @@ def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}
     made: dict[int, nn.Parameter] = {}
     for name, module in modules(variant.model).items():
-        inside = any(name == each or name.startswith(f"{each}.") for each in names)
+        inside = any(is_below(name, each) for each in names)
         for key, old in module._parameters.items() if inside else ():
             if old is not None and old.dtype == torch.float32:
                 if id(old) not in made:
