@@ -77,7 +77,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         why += f" {kit.plural(frozen, 'frozen torchao layer')} keep inputs for gradients that nobody needs."
     return kit.Finding(
         title=f"FP8 takes {round(now.peak_gib, 1) - round(bf16.peak_gib, 1):.1f} GiB more than "
-        f"{'compiled ' * compiled}BF16",
+        f"{'' if compiled else 'un'}compiled BF16",
         explanation=why,
         evidence={"peak_gib": now.peak_gib, "extra_gib": extra, "compared_with": bf16.name},
         explains="memory",

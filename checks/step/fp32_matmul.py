@@ -39,7 +39,7 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     instead = "keep the weights in BF16" if weights else "convert no operand to fp32"
     autocast = kit.if_recorded(kit.fp8_request.autocast_of, facts)
     return kit.Finding(
-        title=f"Matmuls in fp32 take {kit.percent(100 * spent / step)} of the step",
+        title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this.{where}",
         evidence={"gemm_fp32_ms": spent, "modules": tuple(most), "fp32_linears": len(weights)},
         treatment=None if autocast else kit.treatments.autocast_bf16(facts, instead),

@@ -34,7 +34,7 @@ def optimizer_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return None
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
     return kit.Finding(
-        title=f"{name} takes {kit.percent(share)} of the step and is not fused",
+        title=f"{name} takes {spent:,.1f} ms, {kit.percent(share)} of the step, and is not fused",
         explanation="It reads and writes weights, gradients and moments in several passes instead of one.",
         evidence={"optimizer": facts.training.optimizer, "optimizer_ms": spent, "share_pct": share},
         severity=None if kit.arms.uses_fp8(facts) else "info",
