@@ -18,8 +18,8 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import recorded
 from fp8doctor.finding import Basis, Saving
 
-PART_SHARE = 0.3
-"""Part / the largest, from which more than two parts are named, or more than one with two causes."""
+PART_SHARE, REST_SHARE = 0.3, 0.1
+"""Part / the largest, from which more than two are named, or more than one with two causes; and the rest."""
 
 
 class Answer(Struct, frozen=True):
@@ -72,14 +72,15 @@ class Answer(Struct, frozen=True):
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """The largest parts of the difference of FP8 and BF16, the largest first, and a small rest."""
+        """The largest parts of the difference of FP8 and BF16, the largest first, and a rest that counts."""
         every, few = self.compared.parts_ms, 2 - bool(self.causes[1:])
         parts = {name: abs(ms) for name, ms in every.items() if name != REST and abs(ms) >= SHOWN_MS}
         names = sorted(parts, key=lambda name: -parts[name])
         names = names[:few] + [each for each in names[few:] if parts[each] >= PART_SHARE * parts[names[0]]]
         told = {name: every[name] for name in names}
         rest = sum(every.values()) - sum(told.values())
-        return told | ({REST: rest} if told and abs(rest) >= SHOWN_MS else {})
+        tells = told and abs(rest) >= max(SHOWN_MS, REST_SHARE * parts[names[0]])
+        return told | ({REST: rest} if tells else {})
 
     @property
     def dearest(self) -> str:
