@@ -68,6 +68,7 @@ def answer(
     named = tuple(causes(view, findings, steps, fault, state, speedup))
     if fault and (fault.finding or fault.first):  # nothing else matters but what ends the job too
         ends = {each.name for each in findings if recorded(each, "breaks")}
+        ends |= {name for step in steps if status == "not_finite" for name in step.names}
         named = (*named[:1], *(each for each in named[1:] if each.name in ends))
     gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
     nothing = known and (

@@ -197,7 +197,7 @@ def _with_plan(found: Comparison, expects: Estimate, expected: Expected, steps: 
     now, bf16_ms = expects.now, expects.bf16_ms
     fits = (step for step in steps if recorded(step, "peak_gib"))
     if stops_first(expected.facts, expected.findings) or not all(map(is_modelled, fits)):
-        return found
+        return replace(found, end=found.bf16) if stays_in_bf16(steps) else found
     now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
     end, over, ms = found.bf16, None, None
     planned = expected.planned(steps)
