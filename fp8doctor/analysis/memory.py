@@ -139,7 +139,8 @@ class Fit(Struct, frozen=True):
         """Tell both peaks, and the batch that fits."""
         least = "" if self.now.activations is not None else "at least "
         other = "FP8" if self.form == "BF16" else self.form
-        parts = f"BF16 takes {least}{self.bf16.gib:,.0f} GiB, {other} {least}{self.fp8.gib:,.0f}"
+        peaks = dict.fromkeys(f"{least}{each.gib:,.0f}" for each in (self.bf16, self.fp8))
+        parts = f"BF16 and {other} take {' and '.join(peaks)} GiB"
         most = self.now.samples(self.gpu_gib, self.batch)
         fits = "" if most is None else " Not even a batch of 1 fits."
         if most:

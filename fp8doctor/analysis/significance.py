@@ -39,11 +39,10 @@ more throughput)."""
 Side = Literal["slower", "even", "faster", "open"]
 
 WIDEST = 1.6
-"""High / low end of an estimated speedup from which its size is open, whatever its side."""
+"""High / low end of a speedup, or of a time, from which its size is open, whatever its side."""
 
 WIDE = 1.1
-"""High / low end of a speedup from which its size is not sure: most fixes of a compiled step give less. A
-convention of this tool."""
+"""High / low end of a speedup near 1, from which it is open: most fixes give less. A choice."""
 
 
 class Number(Struct, frozen=True):
@@ -59,20 +58,15 @@ class Number(Struct, frozen=True):
         """Say on which side of 1 a speedup is: even within 3%, open if the interval allows another answer."""
         if abs(self.value - 1) < EVEN:
             beyond = self.low < 1 - EVEN and self.high > 1 + EVEN
-            return "open" if beyond or self.is_wide else "even"
+            return "open" if beyond or self.high >= WIDE * self.low else "even"
         if self.low <= 1 <= self.high:
             return "open"
         return "faster" if self.value > 1 else "slower"
 
     @property
-    def is_wide(self) -> bool:
-        """Return whether the size of a speedup is not sure, whatever its side."""
-        return self.high >= WIDE * self.low
-
-    @property
     def has_open_size(self) -> bool:
-        """Return whether an estimate leaves the size of a speedup, or of a time, open."""
-        return self.basis != "measured" and self.high >= WIDEST * self.low
+        """Return whether the size of a speedup, or of a time, is open; its near end may be known."""
+        return self.high >= WIDEST * self.low
 
 
 def holding(value: float, low: float, high: float, basis: Basis = "measured") -> Number:

@@ -20,7 +20,8 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Outcome
 
 UNCOMPILED = "torch.compile is untimed"
-NOISE = "too noisy to rank; use a quiet machine"
+QUIET = "use a quiet machine"
+NOISE = f"too noisy to rank; {QUIET}"
 NOISE_AT_END = f"the fastest FP8 and BF16 are {NOISE}"
 LIVE = "inspect_model(model, batch)"
 """What times a live model."""
@@ -77,7 +78,7 @@ def open_questions(view: TrialView, said: Answer) -> tuple[Open, ...]:
     live = LIVE if gpus else f"{LIVE} on a GPU"
     again, time_it = run_again(facts) or "", with_more_time(facts) or timed(facts) or live
     measured = speedup is not None and speedup.basis == "measured"
-    is_slower = measured and speedup is not None and speedup.high < 1
+    seen = speedup if measured else None
     low = said.low_precision
     other = "BF16" if said.has_fp8 else low
     late = said.untimed if measured and not said.leaves_fp8 else {}
@@ -96,7 +97,7 @@ def open_questions(view: TrialView, said: Answer) -> tuple[Open, ...]:
         words = next((view.words[each.name] for each in forms if each), "")
         return words and f"{words}{',' * (',' in words)} is untimed"
 
-    bf16 = view.late_bf16 if said.leaves_fp8 or not is_slower else None
+    bf16 = view.late_bf16 if said.leaves_fp8 or not (seen and seen.high < 1) else None
     own = bf16 is not None and bf16.name == ArmName.BF16_AS_COMPILED
     decides = untimed_form(
         view.late.get(ArmName.AS_IS),
@@ -114,13 +115,14 @@ def open_questions(view: TrialView, said: Answer) -> tuple[Open, ...]:
     needs_run = copy is not None and copy in view.too_large.values() and view.watched is not None
     questions = (
         (decides, decides, time_it),
-        (measured and speedup is not None and speedup.side == "open", NOISE, time_it),
+        (seen and seen.side == "open", NOISE, time_it),
         (said.leaves_fp8 and view.fp8_is_undecided, NOISE_AT_END, time_it),
         (is_whole_open, f"the whole step; compare a run in {other}", again),
         (first, first, time_it),
         (lacks_fair_bf16, "BF16 with the same changes was not timed", time_it),
         (late and by_hand, f"apply fix {numbers}, time it", timed(facts) or live),
         (late, f"fix {numbers} was not timed", time_it),
+        (seen and seen.has_open_size and not said.fault, f"{_not_known(said, speedup)}; {QUIET}", time_it),
         (untimed and needs_run, f"{', '.join(untimed)}; compare a run in {other}", again),
         (untimed, f"{', '.join(untimed)}{where}", time_it),
         (said.unchecked and not said.fixes and not said.fault, f"other causes need a trial{where}", time_it),
@@ -130,6 +132,7 @@ def open_questions(view: TrialView, said: Answer) -> tuple[Open, ...]:
 
 def _not_known(said: Answer, speedup: Number | None) -> str:
     """Say what an estimate, or a job without one, leaves open."""
+    low = said.low_precision
     if said.fault and (said.fault.first or (said.status == "step_raises" and not said.fixes)):
         return "all else, once that is solved"
     if speedup is None:
@@ -139,7 +142,7 @@ def _not_known(said: Answer, speedup: Number | None) -> str:
             return "how fast BF16 is"
         others = said.steps is not None and said.steps.rows and said.has_fp8
         where = "as you run it" if others else f"on {said.compared.gpu or 'a GPU'}"
-        return f"how fast {said.low_precision} is {where}"
+        return f"how fast {low} is {where}"
     if speedup.side in ("open", "even"):
         return "which is faster"
-    return f"how much {speedup.side}" if speedup.has_open_size else "the fixes were not timed"
+    return f"how much {speedup.side} {low} is" if speedup.has_open_size else "the fixes were not timed"

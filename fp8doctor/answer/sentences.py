@@ -46,10 +46,9 @@ TEMPLATES = {
     "then.gain": "{size} {than}",
     "then.range": "{low:.2f}x to {high:.2f}x the speed of {of}",
     "then.fp8": "fastest FP8 timed: {ms}",
-    "sure.yes": "yes: {interval}",
-    "sure.side": "yes, roughly {interval}{doubts}",
+    "sure.yes": "yes: {interval}{doubts}",
     "sure.no": "no: {why}",
-    "sure.likely": "{how}: {interval}, estimated for {gpu}",
+    "sure.likely": "likely: {interval}, estimated for {gpu}",
     "sure.fault": "yes, {seen}",
     "open.question": "{what}{command}",
 }
@@ -156,14 +155,12 @@ def _title(said: Answer) -> Line:
     if found.side == "open":
         title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
     else:
-        verb = f"{verb} likely" if found.has_open_size else verb
+        verb += " likely" * (found.has_open_size and found.basis != "measured")
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
     if not (said.lacks_whole or said.whole):
         return title
     whole = said.whole_bounds
-    bounds = f"at most {in_times(whole.high)} the speed of BF16" if whole else "open"
-    if whole and whole.low:
-        bounds = f"{whole.side}, by how much open" if whole.has_open_size else _interval(whole)
+    bounds = _interval(whole) if whole else "open"
     return say("title.whole", title=title.text, bounds=bounds)
 
 
@@ -200,19 +197,27 @@ def _size(found: Number, *, is_gain: bool = False) -> str:
 
 
 def _than(found: Number, of: str, *, is_gain: bool = False) -> str:
-    """Compare with a step: as a size and a side, or as a range if that allows both."""
+    """Compare with a step: as a size and a side, or as a range if that allows both and is no wide one."""
     if found.side == "open":
-        return say("then.range", low=found.low, high=found.high, of=of).text
+        in_range = say("then.range", low=found.low, high=found.high, of=of).text
+        return f"slower or faster than {of}" if found.has_open_size else in_range
     size = _size(found, is_gain=is_gain)
     return say("then.gain", size=size, than=f"{'as' if size.endswith('as fast') else 'than'} {of}").text
 
 
 def _interval(found: Number) -> str:
-    """Write the interval of a speedup: 2.4x to 2.6x slower, 0.97x to 1.06x the speed of BF16."""
+    """Write the interval of a speedup: 2.4x to 2.6x slower, at least 3.1x slower."""
+    if not found.low:
+        return f"at most {in_times(found.high)} the speed of BF16"
     if found.side in ("open", "even"):
         return f"{found.low:.2f}x to {found.high:.2f}x the speed of BF16"
     ends = (found.low, found.high) if found.value > 1 else (1 / found.high, 1 / found.low)
-    return f"{' to '.join(dict.fromkeys(map(in_times, ends)))} {found.side}"
+    if found.has_open_size:
+        return f"at least {in_times(ends[0])} {found.side}"
+    told, size = [*map(in_times, ends)], _size(found)
+    if any(map(size.startswith, told)):  # so the title says it, with one digit
+        told = [f"{end:.2f}x" for end in ends]
+    return f"{' to '.join(dict.fromkeys(told))} {found.side}"
 
 
 def _why(said: Answer) -> Iterator[Line]:
@@ -249,7 +254,7 @@ def in_short(text: str) -> str:
 
 
 def _cause(cause: Cause) -> Line:
-    title = in_short(cause.title)
+    title = in_short(re.sub(r" \(\d+ x \d+\)", "", cause.title))  # shapes stand with the finding
     title = f"{title[:1].upper()}{title[1:]}" if title.partition(" ")[0].isalpha() else title
     if not cause.ms or " ms" in title:
         return say("why.cause", title=title)
@@ -304,7 +309,7 @@ def _then(said: Answer) -> Iterator[Line]:
     told = []
     if above:
         told = [say("then.above", form=said.low_precision if end.in_fp8 else "BF16").text]
-    elif not end.ms.has_open_size:
+    elif timed or not end.ms.has_open_size:
         basis = "" if timed else " (estimated)"
         told = [say("then.time", ms=in_ms(end.ms.value), basis=basis).text]
     parts = ["for as many tokens"] if compared.per_token else []
@@ -321,7 +326,7 @@ def _then(said: Answer) -> Iterator[Line]:
         told.append(say("then.fp8", ms=in_ms(best.ms.value)).text)
     if told:
         told[0] = f"{' '.join(parts)}: {told[0]}" if parts else told[0]
-        yield Line("then.time", ", ".join(told) + " (estimated)" * end.ms.has_open_size)
+        yield Line("then.time", ", ".join(told) + " (estimated)" * (end.ms.has_open_size and not timed))
     else:
         yield say("then.unknown")
 
@@ -357,8 +362,7 @@ def _sure(said: Answer) -> Line:
     if found.basis != "measured":
         gpu = said.compared.gpu or "this GPU"
         if found.side != "open":
-            likely = f"likely {found.side}, by how much open" if found.has_open_size else "likely"
-            return say("sure.likely", how=likely, interval=interval, gpu=gpu)
+            return say("sure.likely", interval=interval, gpu=gpu)
         fp8, elsewhere = said.compared.fp8, " on it" if said.steps and said.steps.rows else ""
         form = "BF16" if said.has_fp8 or fp8 is None or fp8.ms.basis == "measured" else fp8.words
         timed = f"your step was timed, {form} is" if clock else f"nothing was timed{elsewhere},"
@@ -366,7 +370,4 @@ def _sure(said: Answer) -> Line:
     doubts = "; ".join(said.doubts)
     if found.side == "open":
         return say("sure.no", why=doubts or "the times scatter")
-    is_rough = said.doubts or found.is_wide
-    return say(
-        "sure.side" if is_rough else "sure.yes", interval=interval, doubts=f": {doubts}" * bool(doubts)
-    )
+    return say("sure.yes", interval=interval, doubts=f"; {doubts}" * bool(doubts))

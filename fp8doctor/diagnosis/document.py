@@ -135,8 +135,10 @@ class Document(Record, frozen=True, kw_only=True):
 
     @property
     def gpu_speedup(self) -> float | None:
-        """Return the verdict's speedup if a GPU measured it."""
-        return self.verdict.speedup if self.verdict.basis == "measured" and not self.on_cpu else None
+        """Return the verdict's speedup if a GPU measured it; the end that is sure if its size is open."""
+        said = self.verdict
+        sure = {"fp8_slower": said.speedup_high, "fp8_faster": said.speedup_low}.get(said.status)
+        return (said.speedup or sure) if said.basis == "measured" and not self.on_cpu else None
 
     @property
     def on_cpu(self) -> bool:
