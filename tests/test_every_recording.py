@@ -21,7 +21,7 @@ from fp8doctor.answer.open_questions import UNCOMPILED
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import Expected, changes_fp8_alone
-from fp8doctor.diagnosis.plan import COMPILATION, CONVERTS
+from fp8doctor.diagnosis.plan import COMPILATION, converts_layers
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -246,7 +246,7 @@ def every_fix_says_what_it_rests_on(found: Replay) -> None:
     assert all(each.code == codes[each.name] for each in fixes if each.name in codes)
     names = [step.treatment.name for step in found.report.prescription]
     compiles = next((at for at, name in enumerate(names) if traits(name).compiles), len(names))
-    assert not [name for name in names[compiles:] if name.startswith(CONVERTS)]
+    assert not [*filter(converts_layers, names[compiles:])]
 
 
 def what_leaves_fp8_off_is_headed_by_the_error_that_it_ends(report: Report) -> None:

@@ -100,14 +100,16 @@ def _needed(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
 ENDED = ("silent", "not_applicable")
 """Outcomes of a check that finds nothing."""
 
-CONVERTS = "convert-"
-"""How the name of a treatment begins that converts layers."""
+
+def converts_layers(name: str) -> bool:
+    """Return whether a fix writes the lines of a conversion: those of torchao, with a filter or a recipe."""
+    return name.startswith("convert-") or name == KEEP_IN_BF16 or changes_recipe(name)
 
 
 def _in_one_conversion(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
     """Convert once, and first: another recipe of torchao and a filter go into the same lines."""
     at = next((at for at, step in enumerate(steps) if traits(step.treatment.name).compiles), len(steps))
-    late = [step for step in steps[at:] if step.treatment.name.startswith(CONVERTS)]
+    late = [step for step in steps[at:] if converts_layers(step.treatment.name)]
     steps = [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
     kept = next((each.treatment.layers for each in steps if each.treatment.name == KEEP_IN_BF16), ())
     words = (recipe_after(name) for each in steps if changes_recipe(name := each.treatment.name))
