@@ -36,7 +36,7 @@ from fp8doctor.facts.arm_names import (
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
-from fp8doctor.recipes import low_precision
+from fp8doctor.recipes import FASTEST, low_precision
 
 T = TypeVar("T")
 
@@ -345,9 +345,10 @@ class TrialView:
 
     @known
     def late_first(self) -> Arm | None:
-        """The first variant without a time that comes before all fixes, or a conversion that may win."""
+        """The first variant without a time that comes before all fixes, or a recipe that may win."""
         conversions = [each.name for each in self.trial.arms if is_conversion(each.name)]
-        names = [ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *conversions[:1], ArmName.BF16_COMPILED]
+        first = [ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *conversions[:1]]
+        names = [*first, ArmName.BF16_COMPILED, FASTEST]
         fp8, bf16 = self.fp8, self.fair_bf16(self.fp8)
         if fp8 and bf16 and 1 / RECIPES_APART < self.speed(fp8, bf16).value < 1 + EVEN:
             names += conversions

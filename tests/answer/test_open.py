@@ -8,6 +8,7 @@ from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.arm_names import Reason
+from fp8doctor.recipes import FASTEST
 from tests import replays
 from tests.analysis.test_whole_step import recorded_job, with_trial
 from tests.checks.arms import ran, timed, too_late
@@ -24,6 +25,7 @@ def estimated() -> Facts:
 QUESTIONS = {
     "compiled BF16 was left out": lambda: Of({**FP8, "bf16_compiled": Reason.NO_TIME_LEFT}).facts(),
     "compiled FP8 was left out": lambda: Of({**SLOW, "prescribed": Reason.NO_TIME_LEFT}, bases={}).facts(),
+    "the fastest recipe was left out": lambda: Of({**FP8, FASTEST: Reason.NO_TIME_LEFT}).facts(),
     "noise": lambda: Of({**FP8, "as_is": around(90.0, spread=20.0)}).facts(),
     "the whole step": lambda: with_trial(recorded_job(), 37.1, 46.4),
     "an estimate that holds 1": estimated,

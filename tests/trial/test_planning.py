@@ -17,6 +17,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
+from fp8doctor.recipes import FASTEST
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import VariantPlanner, plan_variants
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
@@ -150,6 +151,14 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     cured = plans(job(model), "compile-blocks")["recipe-tensorwise"]
     assert (cured.base, cured.by_block) == ("prescribed", True)
     assert not plans(job(model), "compile-model")["recipe-tensorwise"].by_block
+
+
+def test_the_fastest_recipe_decides_where_it_is_on_top_of_the_plan() -> None:
+    model = float8(Stacked().bfloat16(), "rowwise")
+    cured = plans(job(model), "compile-blocks")
+    assert [name for name, plan in cured.items() if plan.place is Place.PLAN] == ["prescribed", FASTEST]
+    model.compile()
+    assert not plans(job(model))[FASTEST].place.decides  # changes another form of the step
 
 
 def test_own_blocks_around_layers_of_transformer_engine_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
