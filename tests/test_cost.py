@@ -67,6 +67,16 @@ def test_with_few_rows_a_matmul_takes_as_long_as_its_weights_are_read() -> None:
     assert fp8 < 0.8 * bf16
 
 
+def test_a_transformer_without_known_attention_has_no_time() -> None:
+    """Mamba's ``in_proj`` makes no keys and values."""
+    for projection, known in (("q_lin", True), ("in_proj", False)):
+        of = {"blocks": (Blocks(name="layers", count=1),), "kind": "transformers.models.some.Model"}
+        linears = (float8(f"layers.0.{projection}", in_features=2048, out_features=4096),)
+        network = replace(example(linears=linears).network, **of)
+        facts = replace(example(tokens=4096), network=network)
+        assert (modelled_step(facts) is not None) is known
+
+
 def modelled(facts: Facts) -> str | None:
     gpu = modelled_gpu(facts)
     return gpu and gpu.name

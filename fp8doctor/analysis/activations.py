@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.layers import computes_forward_in_fp8
 from fp8doctor.cost.layer import uncompiled
 from fp8doctor.cost.matmul_counts import micro_batches
-from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, call_of, has_vocabulary
+from fp8doctor.cost.step_cost import call_of, has_vocabulary, queries
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of
 
@@ -91,8 +91,7 @@ def kept_gib(facts: Facts) -> float | None:
         bytes_per_logit * rows[each.name] * each.out_features for each in linears if each.role == "head"
     )
     kept_layers, begins = [], dict[str, tuple[int, float]]()
-    last = {each.layer.rpartition(".")[2] for each in linears}
-    attends = has_vocabulary(facts.network) and not last.isdisjoint(QUERIES + FUSED_QUERIES)
+    attends = has_vocabulary(facts.network) and bool(queries(facts.network))
     factor, autocast = KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0, facts.get("training.autocast")
     for linear in linears:
         if linear.role == "head":

@@ -56,19 +56,9 @@ FP32_OPTIMIZER_BYTES = 28.0
 """The same for fp32 parameters: it reads four tensors and writes three. Counted; 762 M took 34.6 and 31.6
 (h200- and h100-whisper_medium)."""
 
-QUERIES = ("q", "q_proj", "q_b_proj", "query", "wq", "to_q", "linear_q")
+QUERIES = "q q_proj q_b_proj q_lin q_head query query_proj wq to_q linear_q".split()
 
-FUSED_QUERIES = (
-    "qkv",
-    "qkv_proj",
-    "query_key_value",
-    "c_attn",
-    "in_proj",
-    "Wqkv",
-    "wqkv",
-    "to_qkv",
-    "linear_qkv",
-)
+FUSED_QUERIES = "qkv qkv_proj query_key_value c_attn in_proj Wqkv wqkv to_qkv linear_qkv".split()
 """Last part of the name of a Linear that every attention has once."""
 
 HOST_MS = {"eager": 0.39, "compiled": 0.23}
@@ -211,6 +201,8 @@ def _unknown_form(facts: Facts, work: Work) -> str:
     """Say what of a step, not of its layers, the model does not know; empty if nothing."""
     if not consists_of_linears(facts.network):
         return "most parameters are outside of Linears, and the cost model has only those"
+    if reason := lacks_attention(facts.network):
+        return reason
     if facts.network.get("trainable_parameters") == 0:
         return "no parameter is trained"
     if (module := unseen_recompute(facts)) is not None:
@@ -257,11 +249,8 @@ def attention(facts: Facts) -> Iterator[tuple[float, float]]:
     if not length or not tokens:
         return
     causal = has_vocabulary(facts.network)
-    for linear in facts.network.linears:
-        last = linear.layer.rpartition(".")[2]
-        if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
-            continue
-        width = linear.in_features if last in FUSED_QUERIES else linear.out_features
+    for linear in queries(facts.network):
+        width = linear.out_features if linear.layer.rpartition(".")[2] in QUERIES else linear.in_features
         rows = rows_of(linear, facts) or tokens
         longest = length * rows / tokens
         times = 1 + BACKWARD_OF_ATTENTION + (linear.get("checkpointed") is not None)
@@ -271,6 +260,24 @@ def attention(facts: Facts) -> Iterator[tuple[float, float]]:
         if causal:
             flops, efficiency = flops / 2, efficiency * (at + half) / at * longest / (longest + half)
         yield flops, efficiency
+
+
+def queries(network: Network) -> list[Linear]:
+    """List the Linears that every attention has once; the ``in_proj`` of Mamba makes no keys and values."""
+    last = {each.name: each.layer.rpartition(".")[2] for each in network.linears if each.adapter != "adapter"}
+    found = [each for each in network.linears if last.get(each.name) in QUERIES + FUSED_QUERIES]
+    return [
+        each for each in found if last[each.name] != "in_proj" or each.out_features == 3 * each.in_features
+    ]
+
+
+def lacks_attention(network: Network) -> str:
+    """Say that blocks of transformers have no known attention, as Mamba's; empty if all have one."""
+    blocks = max((each.get("count", 0) for each in network.get("blocks", ())), default=0)
+    if not network.get("kind", "").startswith("transformers.") or len(queries(network)) >= blocks:
+        return ""
+    unknown, model = blocks - len(queries(network)), network.kind.rpartition(".")[2]
+    return f"fp8doctor knows no attention in {unknown} of the {blocks} blocks of {model}"
 
 
 def logits(facts: Facts) -> float:

@@ -245,17 +245,19 @@ def core(model: Any) -> Any:
 def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     """Return batch size, sequence length and matmul rows (tokens) of a batch.
 
-    Without rows if its token ids are of unlike sizes, as of an encoder and a decoder: layers see others.
+    Without rows if inputs are of unlike sizes, as of two encoders, or nodes and edges: layers see others.
     """
-    named = [(str(name), tensor) for name, tensor in named_tensors(batch)]
+    each_named = named_tensors(batch)  # of nested tensors the rows of all samples
+    named = [(str(name), each.values() if each.is_nested else each) for name, each in each_named]
     named.sort(key=lambda pair: (pair[0] != "input_ids", pair[0] in TARGETS or "mask" in pair[0]))
     if not named:
         return None, None, None
-    tensor = named[0][1]
-    tensor = tensor.values() if tensor.is_nested else tensor  # the rows of all samples
+    main, tensor = named[0]
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
-        sides = [each.shape[-1] for name, each in named if name.endswith(IDS) and each.dim() > 1]
+        ends = IDS if main == "input_ids" else ""
+        ids = [each for name, each in named if name.endswith(ends) and "mask" not in name and each.dim() > 1]
+        sides = [each.shape[-1] for each in ids if not each.is_floating_point() and each.element_size() > 1]
         tokens = None if sides and max(sides) > min(sides) + 1 else tensor.numel()
         return (None, None, tokens) if len(shape) < 2 else (shape[0], shape[-1], tokens)
     first = first_layer(model)
@@ -263,4 +265,7 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     if shape[-1:] != (width,) and (len(shape) > 3 or convolves or isinstance(width, int)):
         return shape[0] if shape else None, None, None  # images, sound: the rows depend on the model's code
     leading = shape[:-1]
+    others = [each.shape for name, each in named if name not in TARGETS and each.is_floating_point()]
+    if any(1 < len(each) < 4 and math.prod(each[:-1]) > math.prod(leading) for each in others):
+        return leading[0] if leading else 1, None, None
     return leading[0] if leading else 1, leading[1] if len(leading) == 2 else None, math.prod(leading)

@@ -22,6 +22,9 @@ recipe = AORecipeKwargs(config={config})
 compiled = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
 accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe], dynamo_plugin=compiled)"""
 
+BASE = 'lambda layer, name: "lora_" not in name and "lm_head" not in name'
+"""Accelerate's filter that leaves out LoRA's matrices, which it sees after get_peft_model."""
+
 TRL = """\
 export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO{}
 # accelerate launch sets all but the backend itself: give it --mixed_precision fp8{}
@@ -45,9 +48,13 @@ MEGATRON = {
 def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
     facts = in_bf16(facts)  # as the rows are estimated: a recipe of now is another one
     if row.stack == "te":
-        return dict(_transformer_engine(row, experts=any(map(is_grouped, facts.network.linears))))
+        found = dict(_transformer_engine(row, experts=any(map(is_grouped, facts.network.linears))))
+        return {name: code for name, code in found.items() if name != "accelerate" or not options.lora}
     found = dict(_mxfp8(facts) if row.recipe == "mxfp8" else _float8(facts, row, options))
-    return found | {"pytorch": f"# before get_peft_model\n{found['pytorch']}"} if options.lora else found
+    if options.lora:  # the others convert its matrices too
+        before = {"pytorch": f"# before get_peft_model\n{found['pytorch']}"}
+        return before | {"accelerate": found["accelerate"]} if "accelerate" in found else before
+    return found
 
 
 def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str]]:
@@ -61,7 +68,8 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
         lines[0] = converts.replace("(model", f"(model, config={config}", 1)
         lines += ["# after every optimizer.step():", "precompute_float8_dynamic_scale_for_fsdp(model)"]
     yield "pytorch", with_imports("\n".join(lines))
-    yield "accelerate", with_imports(ACCELERATE.format(config=config))
+    base = f",\n    module_filter_func={BASE}" if options.lora else ""
+    yield "accelerate", with_imports(ACCELERATE.format(config=config + base))
     if row.of.config != f'Float8LinearConfig.from_recipe_name("{name}")':  # torchao does not name it
         return
     if name == "tensorwise":

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import FROM_ATTENTION, owner_of
 from fp8doctor.cost.layer import Call
-from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, call_of, with_tokens
+from fp8doctor.cost.step_cost import call_of, lacks_attention, with_tokens
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.planning.job_options import Options
@@ -105,18 +105,9 @@ def _amount(layers: Sequence[Layer], whole: int, linears: Sequence[Linear], opti
 
 
 def _not_divided(network: Network, options: Options, blocks: int) -> Iterator[str]:
-    """Say why a job cannot be divided, or not be known: blocks of transformers without attention, as Mamba's.
-
-    Tensor parallelism divides the heads of attention.
-    """
-    names = [each.layer.rpartition(".")[2] for each in network.linears]
-    unknown = blocks - sum(name in QUERIES + FUSED_QUERIES and name != "in_proj" for name in names)
-    if network.get("kind", "").startswith("transformers.") and unknown > 0:
-        model = network.kind.rpartition(".")[2]
-        yield (
-            f"fp8doctor knows no attention in {unknown} of the {blocks} blocks of {model}, so it cannot "
-            "estimate the step"
-        )
+    """Say why a job cannot be divided, or not be known. Tensor parallelism divides the heads of attention."""
+    if reason := lacks_attention(network):
+        yield f"{reason}, so it cannot estimate the step"
     of_keys, tp = network.get("key_value_heads"), options.tp
     for name, by, count, what in (
         ("cp", options.cp, options.seq, "tokens of a sequence"),

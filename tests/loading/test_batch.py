@@ -311,6 +311,8 @@ def test_inputs_of_other_kinds_are_asked_for() -> None:
         ({"attention_mask": torch.ones(4, 16), "inputs_embeds": torch.zeros(4, 16, 32)}, (4, 16, 64)),
         ({"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.zeros(2, 9).long()}, (2, 9, 18)),
         ({"input_ids": torch.zeros(2, 9).long(), "labels": torch.zeros(2, 5).long()}, (2, 9, None)),
+        ((torch.zeros(4, 8).long(), torch.zeros(4, 32).long()), (4, 8, None)),  # of two encoders
+        ((torch.zeros(8, 32), torch.zeros(64, 4)), (8, None, None)),  # nodes and edges of a graph
         ((), (None, None, None)),
         (
             torch.nested.nested_tensor([torch.zeros(3, 32), torch.zeros(5, 32)], layout=torch.jagged),

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
 from transformers import TrainingArguments
@@ -84,8 +85,16 @@ def test_a_trainer_reads_what_the_lines_for_trl_export(
     assert Accelerator(mixed_precision="fp8", cpu=True).fp8_backend == "AO"
 
 
-def test_lora_is_added_after_the_conversion() -> None:
+@pytest.mark.usefixtures("forget_accelerate")
+def test_lora_keeps_its_matrices() -> None:
     assert [lines("torchao", each, lora=16)["pytorch"][0] for each in ("tensorwise", "rowwise")] == ["#", "#"]
+    names: dict[str, Any] = {}
+    exec(compile(lines("torchao", "tensorwise", lora=16)["accelerate"], "accelerate", "exec"), names)
+    base = llama(dtype=torch.bfloat16)
+    model = names["accelerator"].prepare(get_peft_model(base, LoraConfig(r=16, target_modules="all-linear")))
+    converted = [name for name, each in model.named_modules() if isinstance(each, Float8Linear)]
+    assert len(converted) == 14
+    assert all(name.endswith("base_layer") for name in converted)
 
 
 def test_axolotl_has_only_tensorwise() -> None:
