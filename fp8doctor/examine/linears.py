@@ -167,7 +167,8 @@ def visited_experts(place: Place, config: Any) -> int | None:
 def find_heads(found: Sequence[Found], vocabulary: int | None, blocks: Sequence[Blocks]) -> set[int]:
     """Return the indices of layers that make logits: the last as wide as the vocabulary, or by name.
 
-    And those of its name in other models of the job, such as a teacher or a reference.
+    In a block that is the model's last alone. And those of its name in other models of the job, such as a
+    teacher or a reference.
     """
     inside = tuple(f"{each.name}." for each in blocks)
     candidates = [
@@ -175,19 +176,15 @@ def find_heads(found: Sequence[Found], vocabulary: int | None, blocks: Sequence[
         for i, (place, layer) in enumerate(found)
         if layer.role == "body" and place.adapter != "adapter" and not place.experts
     ]
-    wide = [i for i in candidates if vocabulary and found[i][1].out_features == vocabulary]
+    outside = {i for i in candidates if not found[i][0].name.startswith(inside)}
+    ends = outside | {*candidates[-1:]}
+    wide = [i for i in sorted(ends) if vocabulary and found[i][1].out_features == vocabulary]
     names = ("head", "score", "classifier")
-    by_name = [
-        i
-        for i in candidates
-        if not found[i][0].name.startswith(inside)
-        and any(part.endswith(names) for part in found[i][0].name.split("."))
-    ]
+    by_name = [i for i in sorted(outside) if any(e.endswith(names) for e in found[i][0].name.split("."))]
     heads = wide or by_name
     last = found[heads[-1]][0].name.rpartition(".")[2] if heads else ""
-    others = (found[i][0].name for i in heads if not found[i][0].name.startswith(inside))
-    alike = {name for name in others if name.rpartition(".")[2] == last}
-    return {i for i in heads if i == heads[-1] or found[i][0].name in alike}
+    alike = {i for i in outside.intersection(heads) if found[i][0].name.rpartition(".")[2] == last}
+    return alike | {*heads[-1:]}
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

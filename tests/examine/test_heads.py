@@ -54,6 +54,7 @@ def test_the_head_is_what_ends_the_model(build: Callable[[], nn.Module], heads: 
     [
         Around(layers=encoder(), pooler=nn.Linear(32, 32)),
         Around(layers=encoder()),
+        Around(embed=nn.Embedding(128, 32), layers=encoder(), pooler=nn.Linear(32, 16)),  # blocks as wide
         Around(qkv=nn.Linear(32, 96), layers=encoder()),
         nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 48)),
     ],
