@@ -57,6 +57,12 @@ def test_the_estimated_peak_beside_every_measured_one() -> None:
     assert min(errors.values()) >= -0.4
 
 
+def test_what_convolutions_keep_is_not_known() -> None:
+    peak = estimated_peak(replays.of("benchmarks", "h100-unet").report.facts)
+    assert peak
+    assert peak.activations is None
+
+
 def with_batch(facts: Facts, times: int) -> Facts:
     rows = {
         name: tuple(times * each for each in seen) for name, seen in facts.workload.get("rows", {}).items()
