@@ -2,12 +2,19 @@
 
 import pytest
 from msgspec.structs import replace
+from torch import nn
 
 from fp8doctor.analysis.modelled_fix import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.answer.job import product
 from fp8doctor.cost.gemm import NoNumbers, amdahl, matmuls_ms
-from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
+from fp8doctor.cost.step_cost import (
+    consists_of_linears,
+    in_bf16,
+    modelled_step,
+    with_linears_compiled,
+    with_recipe,
+)
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Workload
 from fp8doctor.facts.examples import example, float8
@@ -15,6 +22,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.gpus import GPUS, gpu_spec, modelled_gpu
 from fp8doctor.recipes import RECIPES
 from research.benchmarks import cost_model, measured_steps
+from tests.examine.models import network
 
 DECODER_468M = [(1024, 1024, 96), (1024, 4096, 48), (4096, 1024, 24)]
 DECODER_8B_WIDE = [(4096, 4096, 16), (4096, 14336, 8), (14336, 4096, 4)]
@@ -72,9 +80,14 @@ def test_a_transformer_without_known_attention_has_no_time() -> None:
     for projection, known in (("q_lin", True), ("in_proj", False)):
         of = {"blocks": (Blocks(name="layers", count=1),), "kind": "transformers.models.some.Model"}
         linears = (float8(f"layers.0.{projection}", in_features=2048, out_features=4096),)
-        network = replace(example(linears=linears).network, **of)
-        facts = replace(example(tokens=4096), network=network)
+        whole = replace(example(linears=linears).network, **of)
+        facts = replace(example(tokens=4096), network=whole)
         assert (modelled_step(facts) is not None) is known
+
+
+def test_an_embedding_is_no_work() -> None:
+    parts = nn.Embedding(320, 32), nn.LSTM(32, 32, 2), nn.Linear(32, 320)
+    assert not consists_of_linears(network(nn.Sequential(*parts)))
 
 
 def modelled(facts: Facts) -> str | None:

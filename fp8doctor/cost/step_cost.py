@@ -230,13 +230,13 @@ def call_of(linear: Linear, facts: Facts) -> Call:
 
 
 def consists_of_linears(network: Network) -> bool:
-    """Return whether Linears and an embedding hold most parameters, not convolutions."""
+    """Return whether Linears hold most parameters beside the embedding, not convolutions or an LSTM."""
     if not all(recorded(each, "parameters") for each in (network, *network.linears)):
         return bool(network.linears)
-    held = sum(each.parameters for each in network.linears)
+    held = 2 * sum(each.parameters for each in network.linears)
     if has_vocabulary(network) and recorded(network, "hidden_size"):
         held += (network.vocabulary or 0) * (network.hidden_size or 0)
-    return bool(network.linears) and 2 * held >= network.parameters
+    return bool(network.linears) and held >= network.parameters
 
 
 def attention(facts: Facts) -> Iterator[tuple[float, float]]:

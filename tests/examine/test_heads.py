@@ -36,12 +36,19 @@ def vgg() -> nn.Module:
     return Around(features=features, classifier=nn.Sequential(*layers))
 
 
+def several() -> nn.Module:
+    """Of several steps ahead, or of codebooks."""
+    ends = nn.ModuleList(nn.Linear(32, 64) for _ in range(2))
+    return Around(embed=nn.Embedding(64, 32), layers=encoder(), ends=ends)
+
+
 @pytest.mark.parametrize(
     ("build", "heads"),
     [
         (lambda: Around(layers=encoder(), mlp_head=nn.Linear(32, 10)), ["mlp_head"]),
         (lambda: Around(layers=encoder(), head=Around(fc=nn.Linear(32, 10))), ["head.fc"]),
         (vgg, ["classifier.5"]),
+        (several, ["ends.0", "ends.1"]),
         (two, ["student.lm_head", "teacher.lm_head"]),
     ],
 )
