@@ -30,9 +30,9 @@ from fp8doctor.trial.treatments.apply import swap
 from fp8doctor.trial.treatments.forms import strip_compile_marks
 from fp8doctor.wording import error_in_words
 
-LONGEST_S = 10.0
+LONGEST_S = 20.0
 """Seconds that the forward may take. A choice: the decoders, encoders and mixtures that were tried take less
-than one."""
+than one, FLUX up to four, and thrice that while other jobs run."""
 
 
 FORWARD = "a forward on fake tensors"
