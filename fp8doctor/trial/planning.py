@@ -68,12 +68,6 @@ class VariantPlanner:
         """Whether FP8 layers are compiled after the treatments."""
         return self.compiles or any(linear.compiled is not None for linear in self.in_fp8)
 
-    @property
-    def is_one_graph(self) -> bool:
-        """Whether one compile mark covers all blocks, and no treatment changes that."""
-        whole = own_compile(self.facts) == "whole"
-        return whole and bool(self.facts.network.blocks) and not self.compiles
-
     @functools.cached_property
     def compiles_otherwise(self) -> bool:
         """Whether the user compiles the job in another form than the trial."""
@@ -139,7 +133,8 @@ class VariantPlanner:
 
         Of three such steps BF16 in one graph was 1.01x, 1.27x and 1.45x as fast as by block (H200).
         """
-        if not self.facts.network.blocks or replace(self, treatments=base.treatments).is_one_graph:
+        is_one = own_compile(self.facts) == "whole" and not replace(self, treatments=base.treatments).compiles
+        if is_one or not self.facts.network.blocks:
             return []
         in_bf16_compiled = in_bf16(with_linears_compiled(self.facts, yes=True))
         modelled = if_recorded(modelled_step, in_bf16_compiled)
@@ -196,9 +191,8 @@ class VariantPlanner:
         under = replace(self, treatments=proposals)
         blocks = base
         for name, is_sensible in WORTH_A_TRY.items():
-            if name in under.treatments or not if_recorded(is_sensible, under):
-                continue
-            if (treatment := describe(name, self.facts)) is None:
+            sensible = name not in under.treatments and if_recorded(is_sensible, under)
+            if not sensible or (treatment := describe(name, self.facts)) is None:
                 continue
             change: Layers = {name: treatment.layers}
             below = blocks if family(name) == "recipe" else base
@@ -290,8 +284,7 @@ WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
 """Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
 
 PLACES = {CHECKPOINTING_OFF: Place.NO_CHECKPOINTING, FASTEST: Place.PLAN}
-"""Exploration on top of the plan -> its place, if it is not tried last. A LoRA ended in rowwise, 124 ms, as
-tensorwise, 115, had no time (H200)."""
+"""Exploration on top of the plan -> its place, if it is not tried last."""
 
 
 def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
