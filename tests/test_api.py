@@ -233,28 +233,6 @@ def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(trainers: An
     assert facts.training.accelerate.mixed_precision == "bf16"
 
 
-@pytest.mark.slow
-def test_a_loss_that_is_the_trainers_own_is_a_fact(trainers: Any) -> None:
-    """Nothing of it is called: what a user computes there may change the Trainer."""
-
-    class Weighted(trainers.Trainer):  # type: ignore[misc, name-defined]
-        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-            raise AssertionError("it is called")
-
-    class Twice(Weighted):
-        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
-            raise AssertionError("it is called")
-
-    def own(kind: Any, *, smoothing: float = 0.0, **settings: Any) -> str | None:
-        trainer = kind(llama(), trainers.arguments(label_smoothing_factor=smoothing), **settings)
-        return inspect_model(trainer, trial=False).facts.training.trainer.own_loss
-
-    given = own(trainers.Trainer, compute_loss_func=lambda *each, **named: each[0].loss)
-    assert (own(Weighted), own(Twice)) == ("Weighted.compute_loss", "Twice.training_step")
-    assert (own(trainers.Trainer, smoothing=0.1), given) == ("label_smoother", "compute_loss_func")
-    assert (own(trainers.Trainer), own(trainers.Seq2Seq)) == (None, None)
-
-
 @pytest.mark.parametrize(("asked", "by_hand"), [(True, False), (True, True), (False, False)])
 def test_what_a_trainer_turns_on_in_train_only_is_told(asked: bool, by_hand: bool, trainers: Any) -> None:
     """`inspect_model` does not begin the training of others."""

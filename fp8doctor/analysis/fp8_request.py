@@ -182,10 +182,7 @@ OF_LAUNCHER = ("ACCELERATE_MIXED_PRECISION", ALL_GATHER)
 
 
 def exported(facts: Facts, launched: str = "", *, note: str = "", **asked: str) -> str:
-    """Write the shell lines that set these variables, and the one that is due; ``launched`` by Accelerate.
-
-    ``note`` is a comment on what is exported.
-    """
+    """Write the shell lines that set these variables, and the one that is due; ``launched`` by Accelerate."""
     launched = launched or "train.py" * (facts.variables().keys() >= set(LAUNCHER_FINGERPRINT))
     given = settings(facts, **asked)
     own = [name for name in OF_LAUNCHER if launched and name in given]

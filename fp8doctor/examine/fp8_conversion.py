@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.walk import Place, Tree, hooks, trains
 from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
@@ -102,12 +101,10 @@ class ConversionWatch:
 
 def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:
     """Note what is lost unless it is restored."""
-    mark, hooked = compile_mark(old, ""), hooks(old)
+    hooked = hooks(old)
     lacks: dict[str, Callable[[Place], Any]] = {"without_hooks": lambda place: hooks(place.module) < hooked}
     if read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)):
         lacks["without_forward"] = lambda place: "forward" not in state_of(place.module)
-    if mark is not None and mark.compiles is not False:
-        lacks["without_compile"] = lambda place: place.compiled is None
     if OPTIMIZED_MODULE in lineage(type(parent)):  # the wrapper still calls the predecessor (torch 2.13)
         lacks["bypassed"] = lambda place: place.wrappers
     if not weight.requires_grad:
@@ -130,7 +127,7 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
     ]
     lost = {
         name: tuple(place.name for place, each in found if name in each.lacks and each.lacks[name](place))
-        for name in ("without_hooks", "without_forward", "without_compile", "bypassed", "unfrozen")
+        for name in ("without_hooks", "without_forward", "bypassed", "unfrozen")
     }
     untied = tuple(
         (f"{place.name}.weight", tree.parameters[key][0])  # where the weight still is

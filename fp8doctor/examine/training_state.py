@@ -58,7 +58,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         forward_chain=forward_chain(forward),
         accelerate=examine_accelerate(tree),
         distributed=examine_distributed(tree),
-        trainer=trainer_arguments(arguments, own_loss(job.trainer) if job.trainer else NOT_RECORDED),
+        trainer=trainer_arguments(arguments),
         **examine_cache(tree, arguments),
         layerdrop=layerdrop(tree),
         alloc_retries=examine_allocator(gaps),
@@ -166,17 +166,7 @@ def forward_chain(forward: Any) -> tuple[str, ...]:
     )
 
 
-def own_loss(trainer: Any) -> str | None:
-    """Name what in a Trainer (4.46 to 5.23) computes the loss instead of the model, or None."""
-    for name in ("training_step", "compute_loss"):
-        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
-        if not home(owner).startswith("transformers."):
-            return f"{owner.__name__}.{name}"
-    names = ("compute_loss_func", "label_smoother")
-    return next((name for name in names if state_of(trainer).get(name) is not None), None)
-
-
-def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> TrainerArguments | None:
+def trainer_arguments(arguments: Any) -> TrainerArguments | None:
     """Read a Trainer's arguments from their fields; no property runs."""
     if arguments is None:
         return None
@@ -188,7 +178,6 @@ def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> Tr
         fp16=settings.get("fp16"),
         mixed_precision=settings.get("mixed_precision"),
         checkpointing=checkpointing,
-        own_loss=own_loss,
     )
 
 

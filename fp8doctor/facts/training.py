@@ -98,9 +98,6 @@ class TrainerArguments(Record, frozen=True, kw_only=True):
     fp16: bool | None = NOT_RECORDED
     mixed_precision: str | None = NOT_RECORDED
     checkpointing: bool | None = NOT_RECORDED
-    own_loss: str | None = NOT_RECORDED
-    """The Trainer's own loss, which no copy of its step calls: ``WeightedTrainer.compute_loss``,
-    ``compute_loss_func``; None if the model's own loss is trained."""
 
     def call(self, settings: str) -> str:
         """Write these settings as arguments of its class."""
@@ -116,8 +113,6 @@ class Conversion(Record, frozen=True, kw_only=True):
     """Layers whose predecessor had forward or backward hooks; they have none."""
     without_forward: tuple[str, ...] = NOT_RECORDED
     """Layers whose predecessor had a forward of its own; they do not run it."""
-    without_compile: tuple[str, ...] = NOT_RECORDED
-    """Layers whose predecessor was compiled; neither they nor a module above them is."""
     bypassed: tuple[str, ...] = NOT_RECORDED
     """Layers inside a ``torch.compile`` wrapper that was made around the predecessor, and calls it still."""
     unfrozen: tuple[str, ...] = NOT_RECORDED

@@ -98,7 +98,7 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
 
 
 def _converted(layer: kit.Linear, *, outside: int = 0, **seen: Any) -> kit.Facts:
-    lost = "without_hooks without_forward without_compile bypassed unfrozen untied"
+    lost = "without_hooks without_forward bypassed unfrozen untied"
     return kit.example(
         packages={"torchao": "0.18.0"},
         linears=(layer,),

@@ -52,7 +52,6 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     lost = {
         "the conversion dropped the hooks of {}": seen.without_hooks,
         "the conversion dropped the own forward of {}": seen.without_forward,
-        "the conversion dropped the compile of {}": seen.without_compile,
         "a compiled wrapper keeps calling the old Linear of {}, in 16 bits": seen.bypassed,
     }
     names = [name for each in lost.values() for name in each]

@@ -11,6 +11,8 @@ BACKENDS = kit.fp8_request.BACKENDS
 MEANT = {"TRANSFORMER": "TE", "MS-AMP": "MSAMP", "NONE": "NO"}
 """Beginnings of other names that people give the backends; else torchao is meant."""
 
+NOT_BY_FLAG = "instead of --fp8_backend; or in YAML, fp8_config: "
+
 
 @kit.check("ENV001", "fp8-backend-misspelled", severity="error", was="ENV003", changes_fp8=True)
 def fp8_backend_misspelled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
@@ -33,11 +35,7 @@ def fp8_backend_misspelled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         treatment=kit.Treatment(
             name="spell-backend",
             summary=f"write one of {known}, in capitals",
-            code=kit.exported(
-                facts,
-                note=f"instead of --fp8_backend; or in YAML, fp8_config: {{backend: {right}}}",
-                **{BACKEND: right},
-            ),
+            code=kit.exported(facts, note=f"{NOT_BY_FLAG}{{backend: {right}}}", **{BACKEND: right}),
         ),
     )
 

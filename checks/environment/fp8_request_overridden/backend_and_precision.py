@@ -77,6 +77,7 @@ def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
         return None  # one backend, or a recipe or a compilation shows that somebody decided
     converted = bool(eager) and kit.fp8_request.was_prepared(facts)
     compiled = "--dynamo_backend inductor --dynamo_use_regional_compilation train.py"
+    asked = {BACKEND: "AO", "ACCELERATE_MIXED_PRECISION": "fp8"}
     became = f"{kit.plural(len(eager), 'Linear')} became Float8Linear with torchao's defaults, not compiled. "
     return kit.Finding(
         severity="info" if not converted else "error" if facts.trainer() else "warning",
@@ -89,10 +90,7 @@ def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
             name="name-backend-and-precision",
             summary="name the backend, and compile if it is torchao",
             code=kit.exported(
-                facts,
-                compiled,
-                note="keeps torchao; or TE, which needs no compilation",
-                **{BACKEND: "AO", "ACCELERATE_MIXED_PRECISION": "fp8"},
+                facts, compiled, note="keeps torchao; or TE, which needs no compilation", **asked
             ),
         ),
     )

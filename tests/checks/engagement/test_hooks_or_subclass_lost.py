@@ -32,17 +32,12 @@ def hook(model: Any) -> None:
     model[0].register_forward_hook(lambda module, arguments, output: output)
 
 
-def compile_forward(model: Any) -> None:
-    model[2].forward = torch.compile(model[2].forward)
-
-
 def wrap(model: Any) -> None:
     model[0] = torch.compile(model[0])
 
 
 ORDERS = {
     "hooks": ((hook, convert), (convert, hook), "convert-first"),
-    "compile": ((compile_forward, convert), (convert, lambda model: model[2].compile()), "convert-first"),
     "wrapper": ((wrap, convert), (convert, wrap), "convert-first"),
     "forward": ((convert_to_float8_training,), (convert,), "keep-in-bf16"),
 }
