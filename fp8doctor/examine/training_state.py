@@ -188,21 +188,16 @@ def examine_accelerate(tree: Tree | None) -> Accelerate | None:
     shared, process = (getattr(kind, "_shared_state", {}) for kind in kinds)
     if not shared and not process:
         return None
+    waits = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", ())
     state = Accelerate(
         mixed_precision=_word(shared.get("_mixed_precision")),
         distributed=_word(shared.get("distributed_type", process.get("distributed_type"))),
-        may_prepare=accelerator_waits(),
+        may_prepare=any(is_a(each, waits) and not vars(each).get("_models") for each in gc.get_objects()),
     )
     if tree is None:
         return state
     prepared = (state_of(each).get("_is_accelerate_prepared", False) for each in tree.root.modules)
     return replace(state, prepared=any(prepared))
-
-
-def accelerator_waits() -> bool:
-    if (kind := getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)) is None:
-        return False
-    return any(is_a(each, kind) and not vars(each).get("_models") for each in gc.get_objects())
 
 
 def _word(value: Any) -> str | None:

@@ -7,9 +7,8 @@ looked, and none is there. Units stand in the names: ``_gib``, ``_ms``, ``_pct``
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, wraps
-from typing import Any, Literal, TypeVar, get_args
+from functools import cache
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -49,7 +48,7 @@ from fp8doctor.facts.trial import (
     MemoryParts,
     Trial,
 )
-from fp8doctor.facts.unrecorded import NOT_RECORDED, Unrecorded, if_recorded, recorded
+from fp8doctor.facts.unrecorded import NOT_RECORDED, Unrecorded, if_recorded, once, recorded
 
 
 class Target(Record, frozen=True, kw_only=True):
@@ -66,9 +65,6 @@ class Target(Record, frozen=True, kw_only=True):
     """True if a script was started by its module's name, with ``-m``."""
     digest: str = NOT_RECORDED
     """First 16 hexadecimal digits of the SHA-256 of a script's file as it started."""
-
-
-T = TypeVar("T")
 
 
 class Facts(Record, frozen=True, kw_only=True, dict=True):
@@ -132,21 +128,6 @@ class Facts(Record, frozen=True, kw_only=True, dict=True):
         data = to_builtins(self)
         restored: dict[str, Any] = restore_unknown_keys(data, data.pop("unrecognized", None))
         return restored
-
-
-def once(answer: Callable[[Facts], T]) -> Callable[[Facts], T]:
-    """Compute an answer once of the same facts, which never change."""
-
-    name = f"{answer.__module__}.{answer.__qualname__}"
-
-    @wraps(answer)
-    def kept(facts: Facts) -> T:
-        known: dict[str, T] = facts.__dict__
-        if name not in known:
-            known[name] = answer(facts)
-        return known[name]
-
-    return kept
 
 
 def path_of(missing: Unrecorded) -> str:

@@ -72,3 +72,18 @@ def if_recorded(answer: Callable[P, T], *arguments: P.args, **named: P.kwargs) -
         return answer(*arguments, **named)
     except Unrecorded:
         return None
+
+
+def once(answer: Callable[P, T]) -> Callable[P, T]:
+    """Compute an answer once of the same `fp8doctor.facts.Facts`, which never change and keep it."""
+
+    name = f"{answer.__module__}.{answer.__name__}"
+
+    @functools.wraps(answer)
+    def kept(*facts: P.args, **named: P.kwargs) -> T:
+        known: dict[str, T] = facts[0].__dict__
+        if name not in known:
+            known[name] = answer(*facts, **named)
+        return known[name]
+
+    return kept

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.loading.job import is_trainer
-from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
+from fp8doctor.stacks.looking import children_of, is_a, modules_of, parameters_of, read, read_class, state_of
 from fp8doctor.stacks.optimizers import parameters_in, written_back
 from fp8doctor.stacks.tensors import whole_size
 
@@ -95,9 +95,7 @@ def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
     modules, optimizers, trainers = living.found()
     below = {id(child) for module in modules for child in children_of(module).values()}
     roots = [each for each in modules if id(each) not in below]
-    lost = all(
-        each.grad is None for each in parameters_in(optimizer)
-    )  # were replaced: the model has the gradients
+    lost = all(each.grad is None for each in parameters_in(optimizer))  # then the model has the gradients
     trained = [each for m in modules if lost for each in parameters_of(m).values() if each.grad is not None]
     for parameters, wrapper in (*_trained_by(optimizer, optimizers), (trained, None)):
         wanted = {id(each): whole_size(each) for each in parameters}
@@ -113,14 +111,12 @@ def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
             callable=tuple(each for key, each in called.items() if key not in inside),
             compiled=any(id(each) in names for each in marked),
             trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
-            optimizers=tuple(each for each in optimizers if _is_plain(each)),
+            optimizers=tuple(
+                each for each in optimizers if is_a(each, Optimizer) and "param_groups" in state_of(each)
+            ),
             wrapper=wrapper,
         )
     return None
-
-
-def _is_plain(optimizer: Any) -> bool:
-    return issubclass(type(optimizer), Optimizer) and "param_groups" in state_of(optimizer)
 
 
 def _trained_by(optimizer: Optimizer, optimizers: Iterable[Any]) -> Iterator[tuple[list[nn.Parameter], Any]]:
