@@ -75,18 +75,16 @@ def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None,
     require_torch(f"building {escaped(name)}", "transformers")
     import transformers
 
-    from fp8doctor.loading.synthetic_batch import job_of
+    from fp8doctor.loading.synthetic_batch import job_of, longest_sequence
 
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        config = _config(source, transformers)
-        model = _built(config, transformers)
+        model = _built(_config(source, transformers), transformers)
     finally:
         transformers.logging.set_verbosity(level)
-    limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions"))
-    longest = next(filter(None, map(positive, limits)), SEQUENCE)
     target = Target(kind="file", name=escaped(name), attribute=None)
+    longest = longest_sequence(model) or SEQUENCE
     return job_of(model, target, size=batch or 1, sequence=seq or min(SEQUENCE, longest))
 
 

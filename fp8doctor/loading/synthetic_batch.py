@@ -76,7 +76,7 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
         vocabulary = min((each for each in sizes if isinstance(each, int) and each > 0), default=None)
         if vocabulary is None:
             raise NoBatchError("the model does not tell the size of its vocabulary")
-        length = sequence or min(SEQUENCE, _longest_sequence(model) or SEQUENCE)
+        length = sequence or min(SEQUENCE, longest_sequence(model) or SEQUENCE)
         value = _random(model, (size or BATCH, length), vocabulary)
         what = ", no ".join([f"random tokens of a vocabulary of {vocabulary}", *besides])
         batch = {main: value}
@@ -139,7 +139,7 @@ def _width_of_rows(model: Any, first: Any, sequence: int | None) -> int | None:
     return width
 
 
-def _longest_sequence(model: Any) -> int | None:
+def longest_sequence(model: Any) -> int | None:
     config = _text_config(model)
     found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), 0)]
     for name, module in modules_of(model):

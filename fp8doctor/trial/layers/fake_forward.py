@@ -86,7 +86,7 @@ def _cut_or_whole(job: Job, facts: Facts) -> Seen:
     except Exception:
         if not plan.stacks:
             raise
-        return _on_fakes(job, facts, rows.shallow(job, facts, whole=True))
+        return _on_fakes(job, facts, depth.WHOLE)
 
 
 def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Seen:

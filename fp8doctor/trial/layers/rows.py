@@ -102,11 +102,11 @@ def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> See
         return watch(job, facts, plan, model, batch)
 
 
-def shallow(job: Job, facts: Facts, *, whole: bool = False) -> depth.Plan:
-    """Plan a copy with `BLOCKS` of each list, or with all."""
+def shallow(job: Job, facts: Facts) -> depth.Plan:
+    """Plan a copy with `BLOCKS` of each list."""
     original = unwrapped(job.model)
-    lists = [] if whole else [each.name for each in facts.network.blocks]
-    return depth.first_blocks(original, depth.named_in(original, lists), BLOCKS)
+    lists = depth.named_in(original, [each.name for each in facts.network.blocks])
+    return depth.first_blocks(original, lists, BLOCKS)
 
 
 def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any) -> Seen:
