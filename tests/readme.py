@@ -5,6 +5,7 @@ A part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`
 of the first screen and the pages of the checks.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -201,7 +202,8 @@ def described(option: click.Option) -> str:
 
 def screen() -> str:
     """What the command line says of the example for README.md, where nothing is timed."""
-    shown = printed(str(ROOT / EXAMPLE), "--no-trial", "--assume-gpu", "h200", code=0)
+    with contextlib.chdir(ROOT):  # the command stands there as it was typed
+        shown = printed(EXAMPLE, "--no-trial", "--assume-gpu", "h200", code=0)
     return f"```text\n{shown}```\n"
 
 

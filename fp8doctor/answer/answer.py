@@ -14,6 +14,7 @@ from fp8doctor.analysis.significance import Side
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import timed_alone, whole_speedup
 from fp8doctor.answer.causes import causes
+from fp8doctor.answer.commands import timed
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.items import items
@@ -100,7 +101,8 @@ def answer(
         is_cut=bool(view.table and facts.get("trial.blocks")),
         unchecked=unchecked(outcomes) if speedup and speedup.basis != "measured" else (),
     )
-    return replace(said, open=open_questions(view, said)) if known else said
+    said = replace(said, open=open_questions(view, said)) if known else said
+    return replace(said, times_it=timed(facts) or "") if said.basis == "modelled" and not said.open else said
 
 
 def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:

@@ -58,6 +58,9 @@ class Answer(Struct, frozen=True):
     unchecked: tuple[str, ...] = ()
     """What may slow an estimated step down and could not be checked."""
 
+    times_it: str = ""
+    """The command that would time an estimate, which leaves nothing open."""
+
     @property
     def speedup(self) -> Number | None:
         return self.compared.speedup

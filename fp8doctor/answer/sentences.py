@@ -159,8 +159,7 @@ def _title(said: Answer) -> Line:
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
     if not (said.lacks_whole or said.whole):
         return title
-    whole = said.whole_bounds
-    bounds = _interval(whole) if whole else "open"
+    bounds = _interval(said.whole_bounds) if said.whole_bounds else "open"
     return say("title.whole", title=title.text, bounds=bounds)
 
 

@@ -62,4 +62,5 @@ def as_typed(report: Document, again: Again) -> Document:
         ours = re.sub(r" --budget[ =]\S+", "", again.ours)
         typed[with_more_time(facts)] = f"{begins}{ours} {added} {again.script}".rstrip()
     opened = [replace(each, command=typed.get(each.command, each.command)) for each in report.answer.open]
-    return replace(report, answer=replace(report.answer, open=tuple(opened)))
+    times_it = typed.get(report.answer.times_it, report.answer.times_it)
+    return replace(report, answer=replace(report.answer, open=tuple(opened), times_it=times_it))

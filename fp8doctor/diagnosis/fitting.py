@@ -16,7 +16,7 @@ from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, LARGER_BATCH, MORE_TOKENS, after
 from fp8doctor.cost.step_cost import in_bf16, with_each
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.estimate import changes_fp8, stays_in_bf16
+from fp8doctor.diagnosis.estimate import changes_fp8, is_modelled, stays_in_bf16
 from fp8doctor.diagnosis.treatments import optimizer_in_8_bits
 from fp8doctor.facts import Facts, Linear, Network, if_recorded
 from fp8doctor.finding import Treatment
@@ -45,14 +45,17 @@ def within_memory(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
 
 
 def fitted(steps: Sequence[Step], facts: Facts) -> Iterator[Step]:
-    """Put what else makes a job that does not fit do so before all, and drop what that rules out."""
-    now = if_recorded(fit, facts)
-    made = to_fit(_with_fixes(steps, facts)) if now and now.may_be_too_large else []
+    """Put what else makes a job fit before all, drop what that rules out, and say what the fixes leave."""
+    now, fixed = if_recorded(fit, facts), _with_fixes(steps, facts)
+    made = to_fit(fixed) if now and now.may_be_too_large else []
     for treatment, peak in made:
         title = "The estimated peak does not fit into the GPU's memory"
         yield Step(code="", mends=(), title=title, treatment=treatment, peak_gib=peak.gib)
     stored = any(treatment is BASE_IN_4_BITS for treatment, _ in made)
-    yield from (step for step in steps if not (stored and changes_fp8(step)))
+    then = if_recorded(fit, fixed) if now and now.may_be_too_large and not made else None
+    last = next(filter(is_modelled, reversed(steps)), None)
+    for step in (each for each in steps if not (stored and changes_fp8(each))):
+        yield replace(step, peak_gib=then.now.gib) if then and step is last else step
 
 
 def _with_fixes(steps: Iterable[Step], facts: Facts) -> Facts:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from fp8doctor.answer.commands import more_time, timed
+from fp8doctor.answer.commands import more_time
 from fp8doctor.answer.items import Item, counted, without_findings
 from fp8doctor.answer.job import ROWS, TOKENS, UNKNOWN, job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
@@ -109,8 +109,8 @@ def _next(report: Document, held_in: str) -> Next:
         pieces.append(f"fp8doctor explain {pages}")
     if option:
         pieces.append(f"{option} to time more variants")
-    elif said.basis == "modelled" and not said.open and (command := timed(report.facts)):
-        pieces.append(f"{command} to time it")
+    elif said.times_it:
+        pieces.append(f"{said.times_it} on a GPU to time it")
     pieces += (
         ["in a shell: fp8doctor report -v report.json"] if held_in else ["-v shows more", "-o report.html"]
     )
