@@ -8,13 +8,7 @@ from fp8doctor.analysis.modelled_fix import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.answer.job import product
 from fp8doctor.cost.gemm import NoNumbers, amdahl, matmuls_ms
-from fp8doctor.cost.step_cost import (
-    consists_of_linears,
-    in_bf16,
-    modelled_step,
-    with_linears_compiled,
-    with_recipe,
-)
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, unmodelled, with_linears_compiled, with_recipe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Workload
 from fp8doctor.facts.examples import example, float8
@@ -87,7 +81,7 @@ def test_a_transformer_without_known_attention_has_no_time() -> None:
 
 def test_an_embedding_is_no_work() -> None:
     parts = nn.Embedding(320, 32), nn.LSTM(32, 32, 2), nn.Linear(32, 320)
-    assert not consists_of_linears(network(nn.Sequential(*parts)))
+    assert unmodelled(network(nn.Sequential(*parts)))
 
 
 def modelled(facts: Facts) -> str | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.layers import computes_forward_in_fp8
 from fp8doctor.cost.layer import uncompiled
 from fp8doctor.cost.matmul_counts import micro_batches
-from fp8doctor.cost.step_cost import call_of, consists_of_linears, has_vocabulary, lacks_attention, queries
+from fp8doctor.cost.step_cost import call_of, has_vocabulary, queries, unmodelled
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of
 
@@ -84,9 +84,9 @@ def kept_gib(facts: Facts) -> float | None:
     linears, attentions = facts.network.linears, facts.network.get("attentions", ())
     calls = {each.name: call_of(each, facts) for each in linears}
     rows = {name: each.rows * each.count for name, each in calls.items()}
-    unknown = any(each.get("implementation") == "eager" for each in attentions)
-    unknown = unknown or not consists_of_linears(facts.network) or bool(lacks_attention(facts.network))
-    if unknown or not all(rows.values()) or not facts.network.trainable_parameters:
+    in_the_open = any(each.get("implementation") == "eager" for each in attentions)
+    trains = all(rows.values()) and facts.network.trainable_parameters
+    if in_the_open or not trains or unmodelled(facts.network):
         return None
     bytes_per_logit = LOGIT_BYTES["16bit" if has_vocabulary(facts.network) else "mean"]
     logits = sum(

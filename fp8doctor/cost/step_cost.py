@@ -199,9 +199,7 @@ def work_of(facts: Facts) -> Work:
 
 def _unknown_form(facts: Facts, work: Work) -> str:
     """Say what of a step, not of its layers, the model does not know; empty if nothing."""
-    if not consists_of_linears(facts.network):
-        return "most parameters are outside of Linears, and the cost model has only those"
-    if reason := lacks_attention(facts.network):
+    if reason := unmodelled(facts.network):
         return reason
     if facts.network.get("trainable_parameters") == 0:
         return "no parameter is trained"
@@ -227,16 +225,6 @@ def call_of(linear: Linear, facts: Facts) -> Call:
     fp32 = fp32 and not facts.get("training.autocast")  # PEFT's, under no known autocast
     again = float(linear.get("checkpointed") is not None)
     return Call(linear, rows or 0, calls, recomputed=again, fp32=fp32)
-
-
-def consists_of_linears(network: Network) -> bool:
-    """Return whether Linears hold most parameters beside the embedding, not convolutions or an LSTM."""
-    if not all(recorded(each, "parameters") for each in (network, *network.linears)):
-        return bool(network.linears)
-    held = 2 * sum(each.parameters for each in network.linears)
-    if has_vocabulary(network) and recorded(network, "hidden_size"):
-        held += (network.vocabulary or 0) * (network.hidden_size or 0)
-    return bool(network.linears) and held >= network.parameters
 
 
 def attention(facts: Facts) -> Iterator[tuple[float, float]]:
@@ -271,12 +259,22 @@ def queries(network: Network) -> list[Linear]:
     ]
 
 
-def lacks_attention(network: Network) -> str:
-    """Say that blocks of transformers have no known attention, as Mamba's; empty if all have one."""
+def unmodelled(network: Network) -> str:
+    """Say which work of a network is none of Linears or attention's; empty if none is known.
+
+    Of convolutions or an LSTM; in transformers, of blocks without a known attention, as Mamba's.
+    """
+    counted = all(recorded(each, "parameters") for each in (network, *network.linears))
+    held = 2 * sum(each.parameters for each in network.linears) if counted else 0
+    if has_vocabulary(network) and recorded(network, "hidden_size"):
+        held += (network.vocabulary or 0) * (network.hidden_size or 0)
+    if not network.linears or (counted and held < network.parameters):
+        return "most parameters are outside of Linears, and the cost model has only those"
     blocks = max((each.get("count", 0) for each in network.get("blocks", ())), default=0)
-    if not network.get("kind", "").startswith("transformers.") or len(queries(network)) >= blocks:
+    unknown = blocks - len(queries(network))
+    if not network.get("kind", "").startswith("transformers.") or unknown <= 0:
         return ""
-    unknown, model = blocks - len(queries(network)), network.kind.rpartition(".")[2]
+    model = network.kind.rpartition(".")[2]
     return f"fp8doctor knows no attention in {unknown} of the {blocks} blocks of {model}"
 
 

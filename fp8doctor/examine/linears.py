@@ -182,17 +182,13 @@ def find_heads(found: Sequence[Found], vocabulary: int | None, blocks: Sequence[
     names = ("head", "score", "classifier")
     by_name = [i for i in sorted(outside) if any(e.endswith(names) for e in found[i][0].name.split("."))]
     heads = wide or by_name
-    return {
-        i
-        for i in heads
-        if i == heads[-1] or (i in outside and _called(*found[i]) == _called(*found[heads[-1]]))
-    }
 
+    def called(i: int) -> tuple[object, ...]:
+        """Return the last part of a name; for one of several in a list, the list and their sides."""
+        layer, (holder, _, last) = found[i][1], found[i][0].name.rpartition(".")
+        return (holder, layer.in_features, layer.out_features) if last.isdigit() else (last,)
 
-def _called(place: Place, layer: Layer) -> tuple[object, ...]:
-    """Return the last part of a name; for one of several in a list, the list and their sides."""
-    holder, _, last = place.name.rpartition(".")
-    return (holder, layer.in_features, layer.out_features) if last.isdigit() else (last,)
+    return {i for i in heads if i == heads[-1] or (i in outside and called(i) == called(heads[-1]))}
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

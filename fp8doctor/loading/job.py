@@ -64,11 +64,8 @@ def is_trainer(kind: type) -> bool:
 
 def is_optimizer(value: Any) -> bool:
     """Tell if this is an optimizer, or a library's wrapper around one."""
-    return (
-        not isinstance(value, type)
-        and hasattr(value, "param_groups")
-        and callable(getattr(value, "step", None))
-    )
+    steps = not isinstance(value, type) and callable(getattr(value, "step", None))
+    return steps and hasattr(value, "param_groups")
 
 
 def of_trainer(trainer: Any) -> dict[str, Any]:

@@ -27,8 +27,7 @@ from fp8doctor.wording import error_in_words
 
 _log = logging.getLogger("fp8doctor")
 
-BATCH = 8
-SEQUENCE = 2048
+BATCH, SEQUENCE = 8, 2048
 IMAGE = (224, 224)
 """Default sizes of a synthetic batch."""
 
@@ -44,12 +43,10 @@ NEEDED = ("timestep", "timesteps", "decoder_input_values")
 IMAGES = ("img", "imgs", "image", "images", "pixel_values", "video", "videos", "latent", "latents", "sample")
 """First arguments that are no rows of a Linear."""
 
-POSITION_KEYS = tuple(
-    """
-    max_position_embeddings n_positions max_target_positions max_seq_len max_seq_length context_length
-    n_ctx block_size
-    """.split()
-)
+POSITION_KEYS = (
+    "max_position_embeddings n_positions max_target_positions max_seq_len max_seq_length context_length "
+    "n_ctx block_size"
+).split()
 """Settings with the longest sequence; the first counts, because BigBird's ``block_size`` is another."""
 
 
@@ -87,7 +84,7 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
     elif (
         kind in (None, "pixel_values")
         and "input_ids" not in arguments
-        and (image := _image_shape(model, first)) is not None
+        and (image := _image_shape(model, first))
     ):
         batch, what = {main: _random(model, (size or BATCH, *image))}, "random pixels"
     elif kind is None and main not in IMAGES and (width := _width_of_rows(model, first, sequence)):
@@ -95,8 +92,8 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
         batch = {main: _random(model, shape)}
         what = f"random numbers, for a first {type(first).__name__} of {width} inputs"
     else:
-        kinds = "tokens, images or rows of a Linear"
-        raise NoBatchError(f"the inputs of {type(model).__name__} are not known to be {kinds}")
+        what = f"the inputs of {type(model).__name__}"
+        raise NoBatchError(f"{what} are not known to be tokens, images or rows of a Linear")
     described = f"{' x '.join(map(str, batch[main].shape))} {what}"
     return batch[main] if kind is None and len(batch) == 1 else batch, described
 
@@ -265,7 +262,7 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     if shape[-1:] != (width,) and (len(shape) > 3 or convolves or isinstance(width, int)):
         return shape[0] if shape else None, None, None  # images, sound: the rows depend on the model's code
     leading = shape[:-1]
+    size, length, rows = (*leading, 1)[0], leading[1] if len(leading) == 2 else None, math.prod(leading)
     others = [each.shape for name, each in named if name not in TARGETS and each.is_floating_point()]
-    if any(1 < len(each) < 4 and math.prod(each[:-1]) > math.prod(leading) for each in others):
-        return leading[0] if leading else 1, None, None
-    return leading[0] if leading else 1, leading[1] if len(leading) == 2 else None, math.prod(leading)
+    more = any(1 < len(each) < 4 and math.prod(each[:-1]) > rows for each in others)
+    return size, length, None if more else rows

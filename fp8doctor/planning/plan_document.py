@@ -68,9 +68,8 @@ def plan_document(facts: Facts, gpus: str | Sequence[str], given: Mapping[str, A
             options = replace(options, batch=assumed)
             found = rows(facts, gpus, options)
     except Unrecorded as error:
-        raise UserError(
-            f"an older fp8doctor wrote this report, without what a plan needs ({error})"
-        ) from None
+        why = f"an older fp8doctor wrote this report, without what a plan needs ({error})"
+        raise UserError(why) from None
     if not any(each.fits or each.bf16_fits for each in found):
         least = min(found, key=lambda each: (each.bf16_memory_gib or 0.0) / each.gpu_memory_gib)
         raise UserError(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import FROM_ATTENTION, owner_of
 from fp8doctor.cost.layer import Call
-from fp8doctor.cost.step_cost import call_of, lacks_attention, with_tokens
+from fp8doctor.cost.step_cost import call_of, unmodelled, with_tokens
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.planning.job_options import Options
@@ -86,12 +86,9 @@ def share_of(facts: Facts, options: Options) -> Share:
             found[key] = replace(each, count=max(1, round(each.count * stage / blocks)))
     layers = tuple(found.values())
     parameters = _amount(layers, network.parameters, network.linears, options)
-    trained = _amount(
-        [each for each in layers if each.linear.requires_grad],
-        network.get("trainable_parameters", 0),
-        [each for each in network.linears if each.requires_grad],
-        options,
-    )
+    train = [each for each in layers if each.linear.requires_grad]
+    linears = [each for each in network.linears if each.requires_grad]
+    trained = _amount(train, network.get("trainable_parameters", 0), linears, options)
     return Share(layers, parameters, trained, stage, facts)
 
 
@@ -106,7 +103,7 @@ def _amount(layers: Sequence[Layer], whole: int, linears: Sequence[Linear], opti
 
 def _not_divided(network: Network, options: Options, blocks: int) -> Iterator[str]:
     """Say why a job cannot be divided, or not be known. Tensor parallelism divides the heads of attention."""
-    if reason := lacks_attention(network):
+    if reason := unmodelled(network):
         yield f"{reason}, so it cannot estimate the step"
     of_keys, tp = network.get("key_value_heads"), options.tp
     for name, by, count, what in (
@@ -126,16 +123,14 @@ def layer_of(linear: Linear, facts: Facts, options: Options) -> Layer:
     network, experts = facts.network, linear.role == "experts"
     hidden = network.get("hidden_size")
     last = owner_of(linear)[1]
-    k, n = linear.in_features, linear.out_features
-    local_k, local_n = k, n
+    local_k, local_n = k, n = linear.in_features, linear.out_features
     if options.tp > 1 and linear.role != "router" and last not in REPLICATED:
         if (n == hidden and k != hidden) or (k == n and last in FROM_ATTENTION):
             local_k = _cut(k, options.tp, linear.name)
         else:
             copies = min(options.tp, network.get("key_value_heads") or options.tp)
             local_n = _cut(n, copies if last in KEYS else options.tp, linear.name)
-    call = call_of(linear, facts)
-    gemms = linear.get("gemms", 1)
+    call, gemms = call_of(linear, facts), linear.get("gemms", 1)
     local = max(1, gemms // options.ep) if experts else gemms
     return Layer(
         replace(linear, in_features=local_k, out_features=local_n, gemms=local),
@@ -160,13 +155,8 @@ def with_adapters(facts: Facts, options: Options) -> Facts:
     if not added:
         named = sorted({each.name.rpartition(".")[2] for each in facts.network.linears})
         raise UserError(f"no layer is named {' or '.join(wanted)}; the model has {', '.join(named)}")
-    network = replace(
-        facts.network,
-        linears=tuple(linears),
-        parameters=facts.network.parameters + added,
-        trainable_parameters=added,
-    )
-    return replace(facts, network=network)
+    counts = {"parameters": facts.network.parameters + added, "trainable_parameters": added}
+    return replace(facts, network=replace(facts.network, linears=tuple(linears), **counts))
 
 
 def _adapted(linear: Linear, options: Options) -> Iterator[Linear]:
@@ -179,14 +169,7 @@ def _adapted(linear: Linear, options: Options) -> Iterator[Linear]:
         yield replace(linear, requires_grad=False)
         return
     yield replace(linear, requires_grad=False, adapter="base", name=f"{linear.name}.base_layer")
+    matrix = replace(linear, requires_grad=True, adapter="adapter", bias=False)
     for part, k, n in (("lora_A", linear.in_features, rank), ("lora_B", rank, linear.out_features)):
-        yield replace(
-            linear,
-            name=f"{linear.name}.{part}",
-            in_features=k,
-            out_features=n,
-            requires_grad=True,
-            adapter="adapter",
-            parameters=k * n,
-            bias=False,
-        )
+        name = f"{linear.name}.{part}"
+        yield replace(matrix, name=name, in_features=k, out_features=n, parameters=k * n)
