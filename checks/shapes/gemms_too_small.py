@@ -53,7 +53,7 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"Estimated for {gpu.name}: their matmuls take {bf16:.{digits}f} ms/step in BF16 and "
         f"{in_fp8:.{digits}f} ms in FP8, their casts {casts:.{digits}f} ms.",
         evidence={"losing_layers": len(layers), "first": layers[0].name, **ms},
-        treatment=kit.stay_in_bf16(facts, "FP8 pays off for none of these shapes")
+        treatment=kit.stay_in_bf16(facts, "FP8 pays off for none of these shapes (estimated)")
         if kit.layer_gain.pays_for_none(facts)
         else kit.keep_in_bf16([each.name for each in layers], facts),
     )

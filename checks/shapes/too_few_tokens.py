@@ -46,7 +46,7 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "speedup_then": round(then, 3),
         },
         treatment=kit.treatments.more_tokens(facts, enough)
-        or kit.stay_in_bf16(facts, f"FP8 needs {enough // tokens:g} times the batch"),
+        or kit.stay_in_bf16(facts, f"FP8 needs {enough // tokens:g} times the batch (estimated)"),
     )
 
 

@@ -91,7 +91,7 @@ def launching(facts: kit.Facts, found: kit.modelled_fix.HostBound) -> kit.Findin
         },
         treatment=kit.treatments.more_tokens(facts, pays)
         if pays
-        else kit.stay_in_bf16(facts, "launching FP8 takes the host longer than the GPU computes in BF16"),
+        else kit.stay_in_bf16(facts, "launching FP8 takes longer than BF16 (estimated)"),
     )
 
 

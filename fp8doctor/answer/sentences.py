@@ -347,7 +347,7 @@ def _sure(said: Answer) -> Line:
         doubts = f"; the times may be off: {said.doubts[0]}" if said.doubts and said.fixes else ""
         return say("sure.fault", seen=f"{seen}{doubts}")
     clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
-    if said.state or said.takes_no_fp8:
+    if said.status != "open" and (said.state or said.takes_no_fp8):
         return say("sure.fault", seen="read from the job")
     if found is None:
         others = said.steps is not None and any(said.steps.rows)
