@@ -117,7 +117,7 @@ def box(said: Answer) -> Box:
     memory = said.memory
     is_large = memory is not None and memory.may_be_too_large and said.status != "does_not_fit"
     rows = {
-        "Memory": [say("why.cause", title=memory.sentence.rstrip("."))] if memory and is_large else [],
+        "Memory": [say("why.cause", title=memory.sentence.partition(". ")[0])] if memory and is_large else [],
         "Why": _why(said),
         "Fix": _fix(said),
         "Then": _then(said),
