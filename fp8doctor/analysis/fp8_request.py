@@ -64,6 +64,15 @@ them one at a time. Source: ``setup_fp8_env`` in accelerate ``utils/launch.py``,
 and 1.15.0."""
 
 
+LAUNCHER_SETS = {"ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_MODE"}
+"""Variables that it writes, but for DeepSpeed, whatever the precision. Source: the same file."""
+
+
+def is_launched(facts: Facts) -> bool:
+    """Return whether ``accelerate launch`` started the job, which writes over exported variables."""
+    return any(facts.variables().keys() >= each for each in (LAUNCHER_SETS, {*LAUNCHER_FINGERPRINT}))
+
+
 def fp8_was_asked_for(facts: Facts) -> str | None:
     """Name the source of the request for FP8; None if there is none, or it is unknown."""
     variables = facts.variables()
@@ -183,7 +192,7 @@ OF_LAUNCHER = ("ACCELERATE_MIXED_PRECISION", ALL_GATHER)
 
 def exported(facts: Facts, launched: str = "", *, note: str = "", **asked: str) -> str:
     """Write the shell lines that set these variables, and the one that is due; ``launched`` by Accelerate."""
-    launched = launched or "train.py" * (facts.variables().keys() >= set(LAUNCHER_FINGERPRINT))
+    launched = launched or "train.py" * is_launched(facts)
     given = settings(facts, **asked)
     own = [name for name in OF_LAUNCHER if launched and name in given]
     flags = [f" --{name.removeprefix('ACCELERATE_').lower()} {given.pop(name)}" for name in own]

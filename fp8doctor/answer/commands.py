@@ -3,6 +3,7 @@
 import shlex
 
 from fp8doctor.analysis.arms import lacked_time
+from fp8doctor.analysis.fp8_request import is_launched
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
@@ -31,13 +32,9 @@ def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None
     return f"{launcher(facts)}fp8doctor run {option}{module}{name} ARGS..."
 
 
-LAUNCHER_SETS = {"ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_MODE"}
-"""Variables that ``accelerate launch`` always writes. Source: accelerate 1.15, ``utils/launch.py``."""
-
-
 def launcher(facts: Facts) -> str:
     """Write the launcher that started the job, with a word for its options; empty without one."""
-    if facts.variables().keys() >= LAUNCHER_SETS:
+    if is_launched(facts):
         return "accelerate launch ... -m "
     return "torchrun ... -m " if facts.get("ranks.world_size", 1) > 1 else ""
 

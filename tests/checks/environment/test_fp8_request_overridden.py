@@ -1,6 +1,7 @@
 """ENV001 on real Accelerators, arguments, launchers and packages: who lost the request for FP8."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, LAUNCHER_FINGERPRINT, ORDINARY
+from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, LAUNCHER_FINGERPRINT, LAUNCHER_SETS, ORDINARY
 from fp8doctor.checks.environment.fp8_request_overridden import FIRES, FP8, SILENT
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, TrainerArguments
@@ -78,8 +79,9 @@ def test_who_overrode_the_request(
 WITHOUT = "--fp8_enable_fsdp_float8_all_gather false"
 
 
-def test_what_accelerate_launch_sets_itself_is_given_to_it() -> None:
-    launched = job({BACKEND: "ao", ALL_GATHER: "True", **dict.fromkeys(LAUNCHER_FINGERPRINT, "0")})
+@pytest.mark.parametrize("sets", [LAUNCHER_FINGERPRINT, LAUNCHER_SETS])
+def test_what_accelerate_launch_sets_itself_is_given_to_it(sets: Iterable[str]) -> None:
+    launched = job({BACKEND: "ao", ALL_GATHER: "True", **dict.fromkeys(sets, "fp8")})
     code = fix_of(MISSPELLED, launched).code
     assert (f"{ALL_GATHER}=" in code, WITHOUT in code) == (False, True)
 
