@@ -176,4 +176,4 @@ def codes(argument: str, value: Any) -> tuple[str, ...]:
     parts = [value] if isinstance(value, str) else value or ()
     are_text = isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts)
     require(are_text, argument, "codes such as 'CMP,ENV001', or a sequence of them", value)
-    return tuple(code for part in parts for each in part.split(",") if (code := each.strip()))
+    return tuple(code for part in parts for each in part.split(",") if (code := each.strip().upper()))

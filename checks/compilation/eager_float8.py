@@ -32,8 +32,8 @@ EAGER_KERNELS = 83
 @kit.check("CMP001", "eager-float8", severity="warning", changes_fp8=True)
 def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if kit.needs_compile(linear)]
-    if not fp8:
-        return kit.NotApplicable(reason="no torchao FP8 Linear in the model")
+    if not fp8 or facts.network.get("trainable_parameters") == 0:
+        return kit.NotApplicable(reason="no torchao FP8 Linear in a model that trains")
     if kit.compile_coverage.disabled_by_variable(facts) or kit.compile_coverage.unused_marks(facts):
         return kit.NotApplicable(reason="CMP002 says why nothing is compiled")
     eager = [linear for linear in fp8 if linear.compiled is None]
@@ -105,4 +105,5 @@ def _decoder(compiled: str | None, *marks: str) -> kit.Facts:
 
 
 FIRES = (_decoder(None), _decoder("blocks.0.up", "blocks.0.up"))
-SILENT = (_decoder("blocks.0", "blocks.0"), _decoder("blocks.0", "blocks.0", "blocks.0.up"))
+_FROZEN = kit.example(linears=(kit.float8(compiled=None),), trainable_parameters=0, compile_marks=())
+SILENT = (_decoder("blocks.0", "blocks.0"), _decoder("blocks.0", "blocks.0", "blocks.0.up"), _FROZEN)

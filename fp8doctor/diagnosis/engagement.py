@@ -31,6 +31,8 @@ def why_not_engaged(facts: Facts) -> str:
 def why_fp8_does_not_run(facts: Facts) -> str:
     """Say what prevents every FP8 layer from running in FP8; empty if unknown."""
     in_fp8, ran = facts.network.fp8, ran_in_fp8(facts)
+    if facts.network.get("trainable_parameters") == 0:
+        return "FP8 trains nothing: no parameter is trained."
     if all(linear.get("engaged") is False for linear in in_fp8):
         return f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16."
     if ran is False:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torchao.float8 import convert_to_float8_training
 from transformers import Trainer, TrainingArguments
 
 from fp8doctor import Report, inspect_model
@@ -41,6 +42,11 @@ def test_bf16_is_not_left(model: nn.Module) -> None:
     in_fp32 = model[0].weight.dtype is torch.float32
     report = report_of(model, autocast=torch.bfloat16 if in_fp32 else None)
     assert AUTOCAST not in names(report)
+
+
+def test_fp8_in_a_frozen_model_is_not_engaged() -> None:
+    report = report_of(convert_to_float8_training(mlp(64).bfloat16()).requires_grad_(False), select="cmp")
+    assert (report.verdict.status, names(report)) == ("fp8_not_engaged", [])
 
 
 @pytest.mark.usefixtures("forget_accelerate")
