@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from fp8doctor.analysis.arms import all_changes, ratio
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.facts import Facts
@@ -99,3 +100,37 @@ def test_a_time_of_some_fixes_is_not_told_as_that_of_all() -> None:
     assert partly > 2
     assert fair > 2
     assert alone > 0
+
+
+def scaled(facts: Facts, name: str, by: float) -> Facts:
+    """A trial in which one variant took another time."""
+    arms = tuple(
+        replace(each, step_ms=by * each.step_ms, rounds_ms=tuple(by * ms for ms in each.rounds_ms))
+        if each.name == name
+        else each
+        for each in facts.trial.arms
+    )
+    return replace(facts, trial=replace(facts.trial, arms=arms))
+
+
+@pytest.mark.parametrize("by", [0.5, 0.9, 1.1, 2.0])
+def test_nothing_surely_beats_the_end_whatever_the_times(by: float) -> None:
+    """Of each recording, with the time of each variant changed."""
+    held = 0
+    for path in ALL:
+        recording = replayed(path)
+        for name in recording.view.timed if recording.view.end else ():
+            view = TrialView(scaled(recording.report.facts, name, by))
+            now, end = view.as_is, view.end
+            if now is None or end is None or not now.is_finite:
+                continue
+            late = any(all_changes(view.trial, each) for each in view.late.values())
+            for each in view.table:
+                waits = late and each.changes and not each.in_fp8  # for FP8 with the same changes
+                beats = all(
+                    of.side != "open" and of.low > 1 for of in (view.speed(each, now), view.speed(each, end))
+                )
+                apart = ratio(end.arm, each.arm).value > 1 + SELF_CHECK_TOLERANCE
+                assert waits or not each.is_finite or not (beats and apart), (path.name, name, each.name)
+                held += 1
+    assert held > 1000
