@@ -86,7 +86,8 @@ def why_none(facts: kit.Facts, asked: str, proof: str | None) -> tuple[str, kit.
     if flag and kit.fp8_request.was_prepared(facts) and not any(map(kit.layers.fits_fp8, linears)):
         cause = f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all."
         return cause, kit.padding.pad_sides(linears)
-    code: str | None = f"{kit.conversion.switched_on(facts)}\n{PREPARE}"
+    own = facts.trainer() and kit.fp8_request.may_have_converted(facts)  # it prepares by itself
+    code: str | None = kit.conversion.switched_on(facts) + ("" if own else f"\n{PREPARE}")
     if flag and kit.fp8_request.was_prepared(facts):
         cause = "Another precision prepared the model, it was replaced later, or only its ends are Linears."
     elif flag:

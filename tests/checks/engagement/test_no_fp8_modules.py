@@ -106,6 +106,9 @@ def test_before_prepare_it_is_information(asked: None, look: Look) -> None:
     model(torch.ones(16, 64)).sum().backward()
     finding, treatment = found(look(model))
     assert (finding.severity, treatment.name) == ("error", "convert")
+    of_trainer = replace(FIRES, training=replace(FIRES.training, trainer=trainer))
+    codes = [fix_of(RULE, facts).code for facts in (FIRES, of_trainer)]
+    assert ["accelerator.prepare(" in code for code in codes] == [True, False]
 
 
 def test_nothing_asks_for_fp8(look: Look) -> None:
