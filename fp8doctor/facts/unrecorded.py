@@ -11,6 +11,7 @@ NOT_RECORDED: Any = msgspec.UNSET
 ``None``."""
 
 P = ParamSpec("P")
+F = TypeVar("F")
 T = TypeVar("T")
 
 
@@ -74,16 +75,15 @@ def if_recorded(answer: Callable[P, T], *arguments: P.args, **named: P.kwargs) -
         return None
 
 
-def once(answer: Callable[P, T]) -> Callable[P, T]:
+def once(answer: Callable[[F], T]) -> Callable[[F], T]:
     """Compute an answer once of the same `fp8doctor.facts.Facts`, which never change and keep it."""
-
     name = f"{answer.__module__}.{answer.__name__}"
 
     @functools.wraps(answer)
-    def kept(*facts: P.args, **named: P.kwargs) -> T:
-        known: dict[str, T] = facts[0].__dict__
+    def kept(facts: F) -> T:
+        known: dict[str, T] = facts.__dict__
         if name not in known:
-            known[name] = answer(*facts, **named)
+            known[name] = answer(facts)
         return known[name]
 
     return kept
