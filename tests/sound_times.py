@@ -5,6 +5,7 @@ import pytest
 from fp8doctor.analysis.arms import all_changes, changes_in_bf16
 from fp8doctor.analysis.compile_coverage import own_compile
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
+from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.answer.sentences import PARTS
@@ -14,6 +15,7 @@ from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import (
     BASELINES,
     BF16_BASELINES,
+    COMPILED_BF16,
     ArmName,
     is_conversion,
     is_in_bf16,
@@ -25,6 +27,7 @@ from tests.replays import Replay
 
 def hold_times(found: Replay) -> None:
     parts_add_up(found)
+    a_slower_form_is_named(found)
     a_name_has_one_value(found)
     the_fastest_fp8_is_the_fastest(found.view)
     a_gain_is_the_time_now_over_the_end(found)
@@ -72,6 +75,14 @@ def a_gain_is_the_time_now_over_the_end(found: Replay) -> None:
     if compared.gain and compared.now and compared.end:
         ratio = compared.now.ms.value / compared.end.ms.value
         assert compared.gain.value == pytest.approx(ratio, rel=0.01)
+
+
+def a_slower_form_is_named(found: Replay) -> None:
+    """A job that is slower than a compiled BF16, and is not compiled, has a cause beyond its parts."""
+    said = found.report.answer
+    now, bf16 = said.compared.now, said.compared.bf16
+    if said.status == "fp8_slower" and now and bf16 and bf16.name in COMPILED_BF16:
+        assert said.causes or compiles_any(found.view.facts)
 
 
 def is_in_fp8(each: Arm) -> bool:

@@ -66,7 +66,7 @@ def answer(
         status = "open"
     else:
         status = SIDES[speedup.side if speedup else "open"] if has_fp8 else "no_fp8"
-    named = tuple(causes(view, findings, steps, fault, state, speedup))
+    named = tuple(causes(view, findings, steps, fault, state, compared))
     if fault and (fault.finding or fault.first):  # nothing else matters but what ends the job too
         ends = {each.name for each in findings if recorded(each, "breaks")}
         ends |= {name for step in steps if status == "not_finite" for name in step.names}

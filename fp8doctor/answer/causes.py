@@ -6,14 +6,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.significance import Number
+from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import script_overhead, waiting_first
+from fp8doctor.answer.comparison import Comparison
 from fp8doctor.answer.faults import Fault
 from fp8doctor.answer.items import gains_nothing
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import COMPILED_BF16
 from fp8doctor.finding import Finding
 
 
@@ -36,12 +38,14 @@ def causes(
     steps: Sequence[Step],
     fault: Fault | None,
     state: str,
-    speedup: Number | None,
+    compared: Comparison,
 ) -> Iterator[Cause]:
     """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
 
     If FP8 is slower, its own costs come before what BF16 has too; else what makes it heavier comes second.
+    Without any of these it is slower by its form, if BF16 alone is compiled.
     """
+    speedup = compared.speedup
     found = fault.finding if fault else None
     if fault and fault.reason:
         yield Cause(fault.reason, *((found.code, found.name) if found else ()))
@@ -61,6 +65,14 @@ def causes(
     for each in costs:
         yield replace(each, ms=0.0) if each.ms in said else each
         said.add(each.ms)
+    if is_slower and not costs and not fault and _is_compiled_in_bf16_alone(compared, view.facts):
+        yield Cause("The best BF16 is compiled, and FP8 as you run it is not")
+
+
+def _is_compiled_in_bf16_alone(compared: Comparison, facts: Facts) -> bool:
+    fp8, bf16 = compared.fp8, compared.bf16
+    both = fp8 and bf16 and fp8.is_as_is and bf16.name in COMPILED_BF16
+    return bool(both) and not compiles_any(facts)
 
 
 def _explaining(
