@@ -53,11 +53,7 @@ def answer(
     known = recorded(facts, "network")
     compared = comparison(view, expected, steps) if known else Comparison()
     steps, speedup = with_its_gain(steps, compared), compared.speedup
-    errors = [each for each in findings if each.severity == "error"]
-    fault = fault_of(facts, findings)
-    if fault is None and errors and speedup is None:
-        why = errors[0].explanation.partition(". ")[0].rstrip(".")
-        fault = Fault("open", errors[0].title.rstrip("."), why, errors[0])
+    fault = fault_of(facts, findings) or (None if speedup else _error(findings))
     has_fp8 = bool(known and if_recorded(uses_fp8, facts))
     state, is_unclear = (if_recorded(without_fp8, facts) if known else None) or ("", False)
     if fault:
@@ -66,18 +62,7 @@ def answer(
         status = "open"
     else:
         status = SIDES[speedup.side if speedup else "open"] if has_fp8 else "no_fp8"
-    named = tuple(causes(view, findings, steps, fault, state, compared))
-    if fault and (fault.finding or fault.first):  # nothing else matters but what ends the job too
-        ends = {each.name for each in findings if recorded(each, "breaks")}
-        ends |= {name for step in steps if status == "not_finite" for name in step.names}
-        named = (*named[:1], *(each for each in named[1:] if each.name in ends))
-    gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
-    nothing = known and (
-        if_recorded(nothing_to_convert, facts.network)
-        or (view.takes_no_conversion and not if_recorded(waits_for_linears, facts))
-        or if_recorded(trains_in_16_bits, facts)
-        or (gpus and not any(if_recorded(has_fp8_cores, each) for each in gpus))
-    )
+    named = causes(view, findings, steps, fault, state, compared)[:MOST_CAUSES]
     bf16_ms = compared.bf16.ms.value if compared.bf16 else None
     memory = if_recorded(fit, facts) if known else None
     said = Answer(
@@ -87,15 +72,15 @@ def answer(
         low_precision=low_precision(facts.linears()),
         fault=fault,
         state=state,
-        causes=named[:MOST_CAUSES],
+        causes=named,
         fixes=tuple(steps),
-        items=tuple(items(view, findings, steps, {each.name for each in named[:MOST_CAUSES]})),
+        items=tuple(items(view, findings, steps, {each.name for each in named})),
         memory=memory,
         whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
         doubts=tuple(doubts_of(view)) if view.on_gpu else (),
         unknown="" if speedup or fault or state or not known else why_unknown(view, expected, compared.after),
-        takes_no_fp8=not has_fp8 and bool(nothing),
+        takes_no_fp8=known and not has_fp8 and _takes_no_fp8(view),
         is_decided=view.is_decided,
         steps=if_recorded(timed_steps, view),
         is_cut=bool(view.table and facts.get("trial.blocks")),
@@ -103,6 +88,26 @@ def answer(
     )
     said = replace(said, open=open_questions(view, said)) if known else said
     return replace(said, times_it=timed(facts) or "") if said.basis == "modelled" and not said.open else said
+
+
+def _error(findings: Sequence[Finding]) -> Fault | None:
+    """Make a fault of the first error, for a job whose speed is unknown."""
+    found = next((each for each in findings if each.severity == "error"), None)
+    if found is None:
+        return None
+    return Fault("open", found.title.rstrip("."), found.explanation.partition(". ")[0].rstrip("."), found)
+
+
+def _takes_no_fp8(view: TrialView) -> bool:
+    """Return whether no conversion gives this model FP8: for its layers, its library or its GPU."""
+    facts = view.facts
+    gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
+    return bool(
+        if_recorded(nothing_to_convert, facts.network)
+        or (view.takes_no_conversion and not if_recorded(waits_for_linears, facts))
+        or if_recorded(trains_in_16_bits, facts)
+        or (gpus and not any(if_recorded(has_fp8_cores, each) for each in gpus))
+    )
 
 
 def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:

@@ -39,34 +39,54 @@ def causes(
     fault: Fault | None,
     state: str,
     compared: Comparison,
-) -> Iterator[Cause]:
+) -> tuple[Cause, ...]:
     """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
 
-    If FP8 is slower, its own costs come before what BF16 has too; else what makes it heavier comes second.
-    Without any of these it is slower by its form, if BF16 alone is compiled.
+    Next to a fault that a check found nothing matters but what ends the job too. Without any of these, FP8 is
+    slower by its form if BF16 alone is compiled.
     """
-    speedup = compared.speedup
-    found = fault.finding if fault else None
+    found, faults = fault.finding if fault else None, list[Cause]()
     if fault and fault.reason:
-        yield Cause(fault.reason, *((found.code, found.name) if found else ()))
+        faults = [Cause(fault.reason, *((found.code, found.name) if found else ()))]
     waits = (if_recorded(read, view.facts) for read in (waiting_first, script_overhead))
-    yield from (Cause(each) for each in waits if each)
     told = {found.name} if found else set[str]()
     told |= {each.name for each in findings if state and each.area == "engagement"}
-    is_slower = speedup is not None and speedup.side == "slower"
+    is_slower = compared.speedup is not None and compared.speedup.side == "slower"
+    costs = tuple(_costs(view, findings, steps, told, is_slower=is_slower))
+    named = (*faults, *(Cause(each) for each in waits if each), *costs)
+    if fault and (found or fault.first):
+        ends = {each.name for each in findings if recorded(each, "breaks")}
+        ends |= {name for step in steps if fault.status == "not_finite" for name in step.names}
+        return (*named[:1], *(each for each in named[1:] if each.name in ends))
+    if is_slower and not costs and not fault and _is_compiled_in_bf16_alone(compared, view.facts):
+        return (*named, Cause("The best BF16 is compiled, and FP8 as you run it is not"))
+    return named
+
+
+def _costs(
+    view: TrialView,
+    findings: Sequence[Finding],
+    steps: Sequence[Step],
+    told: Collection[str],
+    *,
+    is_slower: bool,
+) -> Iterator[Cause]:
+    """List what findings explain, without those that are ``told``.
+
+    Causes that end with one fix have its saving together. If FP8 is slower, its own costs come before what
+    BF16 has too; else what makes it heavier comes second.
+    """
     heavier = {each.name for each in findings if recorded(each, "explains") and not is_slower}
-    costs = [_cause(each, view) for each in _explaining(view, findings, steps, heavier)]
-    costs = [each for each in costs if each.name not in told]
+    named = (_cause(each, view) for each in _explaining(view, findings, steps, heavier))
+    costs = [each for each in named if each.name not in told]
     of_fp8 = {each.name for each in registry.discover() if each.changes_fp8 and is_slower}
     most_ms = max((each.ms for each in costs), default=0.0)
     costs.sort(key=lambda each: (each.name not in of_fp8 or 0 < each.ms < most_ms, -each.ms))
     costs[1:] = sorted(costs[1:], key=lambda each: each.name not in heavier and not each.ms)
-    said = set[float]()  # causes that end with one fix have its saving together
+    said = set[float]()
     for each in costs:
         yield replace(each, ms=0.0) if each.ms in said else each
         said.add(each.ms)
-    if is_slower and not costs and not fault and _is_compiled_in_bf16_alone(compared, view.facts):
-        yield Cause("The best BF16 is compiled, and FP8 as you run it is not")
 
 
 def _is_compiled_in_bf16_alone(compared: Comparison, facts: Facts) -> bool:

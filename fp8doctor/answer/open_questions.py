@@ -7,7 +7,7 @@ from fp8doctor.analysis.modelled_speedup import TAKES_NONE
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances
 from fp8doctor.analysis.own_step import as_is, compiles_any
 from fp8doctor.analysis.recipe_support import visible_gpus
-from fp8doctor.analysis.significance import EVEN, Number
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import copy_overhead
 from fp8doctor.answer.commands import run_again, timed, with_more_time
@@ -73,41 +73,21 @@ def doubts_of(view: TrialView) -> Iterator[str]:
 
 def open_questions(view: TrialView, said: Answer) -> tuple[Open, ...]:
     """Say what could change the verdict or the plan, the gravest alone, with its command."""
-    facts, speedup, whole = view.facts, said.speedup, said.whole
+    facts, whole = view.facts, said.whole
     gpus = visible_gpus(facts)
     live = LIVE if gpus else f"{LIVE} on a GPU"
     again, time_it = run_again(facts) or "", with_more_time(facts) or timed(facts) or live
-    measured = speedup is not None and speedup.basis == "measured"
-    seen = speedup if measured else None
-    low = said.low_precision
-    other = "BF16" if said.has_fp8 else low
+    measured = said.compared.timed
+    seen = said.speedup if measured else None
+    other = "BF16" if said.has_fp8 else said.low_precision
     late = said.untimed if measured and not said.leaves_fp8 else {}
     lacked_time = {name for each in view.late.values() for name in each.get("treatments", ())}
     by_hand = any(each.treatment.name not in lacked_time for each in late.values())
     numbers = " and ".join(map(str, late))
-    where = "; on a GPU" if gpus == [] and time_it != live and speedup else ""
-    untimed = list[str]()
-    if not measured and not said.is_settled:
-        untimed.append(_not_known(said, speedup))
-    settled = measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)
-    if not (settled or view.table or compiles_any(facts)):
-        untimed += [] if any(map(compiles, said.fixes)) else [UNCOMPILED]
-
-    def untimed_form(*forms: Arm | None) -> str:
-        words = next((view.words[each.name] for each in forms if each), "")
-        return words and f"{words}{',' * (',' in words)} is untimed"
-
-    bf16 = view.late_bf16 if said.leaves_fp8 or not (seen and seen.high < 1) else None
-    own = bf16 is not None and bf16.name == ArmName.BF16_AS_COMPILED
-    decides = untimed_form(
-        view.late.get(ArmName.AS_IS),
-        bf16 if own else None,
-        view.late_fp8 or (None if view.in_fp8 else view.late_first),
-        bf16,
-        view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
-        None if said.has_fp8 else view.late.get(ArmName.BF16_PRESCRIBED),
-    )
-    first = untimed_form(None if said.is_decided else view.late_first)
+    where = "; on a GPU" if gpus == [] and time_it != live and said.speedup else ""
+    decides = _untimed_form(view, *_deciding(view, said))
+    first = _untimed_form(view, None if said.is_decided else view.late_first)
+    untimed = ", ".join(_estimates(view, said))
     end = said.compared.end
     lacks_fair_bf16 = measured and said.compared.gain and end and end.in_fp8 and not said.compared.end_speedup
     is_whole_open = said.lacks_whole or (whole and whole[0] < 1 < whole[1])
@@ -122,17 +102,47 @@ def open_questions(view: TrialView, said: Answer) -> tuple[Open, ...]:
         (lacks_fair_bf16, "BF16 with the same changes was not timed", time_it),
         (late and by_hand, f"apply fix {numbers}, time it", timed(facts) or live),
         (late, f"fix {numbers} was not timed", time_it),
-        (seen and seen.has_open_size and not said.fault, f"{_not_known(said, speedup)}; {QUIET}", time_it),
-        (untimed and needs_run, f"{', '.join(untimed)}; compare a run in {other}", again),
-        (untimed, f"{', '.join(untimed)}{where}", time_it),
+        (seen and seen.has_open_size and not said.fault, f"{_not_known(said)}; {QUIET}", time_it),
+        (untimed and needs_run, f"{untimed}; compare a run in {other}", again),
+        (untimed, f"{untimed}{where}", time_it),
         (said.unchecked and not said.fixes and not said.fault, f"other causes need a trial{where}", time_it),
     )
     return next(((Open(what=what, command=command),) for is_open, what, command in questions if is_open), ())
 
 
-def _not_known(said: Answer, speedup: Number | None) -> str:
+def _untimed_form(view: TrialView, *forms: Arm | None) -> str:
+    """Name the first of these variants as untimed; empty if there is none."""
+    words = next((view.words[each.name] for each in forms if each), "")
+    return words and f"{words}{',' * (',' in words)} is untimed"
+
+
+def _deciding(view: TrialView, said: Answer) -> Iterator[Arm | None]:
+    """List the variants without a time that may turn the answer, what decides most first."""
+    found = said.speedup if said.compared.timed else None
+    bf16 = view.late_bf16 if said.leaves_fp8 or not (found and found.high < 1) else None
+    yield view.late.get(ArmName.AS_IS)
+    if bf16 and bf16.name == ArmName.BF16_AS_COMPILED:
+        yield bf16
+    yield view.late_fp8 or (None if view.in_fp8 else view.late_first)
+    yield bf16
+    if said.leaves_fp8 or not said.has_fp8:
+        yield view.late.get(ArmName.BF16_WHOLE)
+    if not said.has_fp8:
+        yield view.late.get(ArmName.BF16_PRESCRIBED)
+
+
+def _estimates(view: TrialView, said: Answer) -> Iterator[str]:
     """Say what an estimate, or a job without one, leaves open."""
-    low = said.low_precision
+    measured = said.compared.timed
+    if not measured and not said.is_settled:
+        yield _not_known(said)
+    settled = measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, view.facts)
+    if not (settled or view.table or compiles_any(view.facts) or any(map(compiles, said.fixes))):
+        yield UNCOMPILED
+
+
+def _not_known(said: Answer) -> str:
+    low, speedup = said.low_precision, said.speedup
     if said.fault and (said.fault.first or (said.status == "step_raises" and not said.fixes)):
         return "all else, once that is solved"
     if speedup is None:

@@ -107,6 +107,12 @@ class Answer(Struct, frozen=True):
         return "" if self.compared.end_speedup else self.unknown
 
     @property
+    def mends(self) -> bool:
+        """Return whether a fix of the plan is for the fault."""
+        found = self.fault.finding if self.fault else None
+        return found is not None and any(found.name in step.names for step in self.fixes)
+
+    @property
     def ends_finite(self) -> bool:
         """Return whether a loss that is not finite was timed as finite with the plan."""
         end = self.compared.end

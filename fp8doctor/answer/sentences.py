@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, UNEXPLAINED, signed
+from fp8doctor.analysis.trial_view import Variant
 from fp8doctor.answer.causes import Cause
 from fp8doctor.answer.items import HOW_KNOWN, saves
 from fp8doctor.answer.record import Answer
@@ -284,24 +285,33 @@ def _fix(said: Answer) -> Iterator[Line]:
 
 
 def _then(said: Answer) -> Iterator[Line]:
-    """Write the plan's end; a number that stands above is not said again."""
-    compared, fault = said.compared, said.fault
-    end, gain, than_bf16 = compared.end, compared.gain, compared.end_speedup
-    mends = fault and fault.finding and any(fault.finding.name in step.names for step in said.fixes)
-    if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
+    """Write what the plan ends: a fault, then the step's time."""
+    compared, end = said.compared, said.compared.end
+    yield from _mended(said)
+    same = end is not None and compared.now is not None and end.name == compared.now.name
+    if end is not None and said.fixes and (not same or compared.gain or compared.end_speedup):
+        is_open = end.ms.has_open_size and end.ms.basis != "measured"
+        told = ", ".join(_end(said, end))
+        yield Line("then.time", told + " (estimated)" * is_open) if told else say("then.unknown")
+    elif said.fixes and not (said.mends or said.fits_in_gib):
+        number, saving = said.largest_saving or (0, None)
+        by = f"fix {number} " * (len(said.fixes) > 1)
+        yield say("then.mended", mended=f"{by}{saves(saving)}") if saving else say("then.unknown")
+
+
+def _mended(said: Answer) -> Iterator[Line]:
+    if said.mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
         yield say("then.mended", mended=MENDED[said.status].format(low=said.low_precision))
     elif said.ends_finite:
         yield say("then.mended", mended="the loss is finite")
     if said.memory and said.fits_in_gib:
         after, whole = said.fits_in_gib, said.memory.gpu_gib
         yield say("then.mended", mended=f"about {after:,.0f} of {whole:,.0f} GiB (estimated)")
-    same = end is not None and compared.now is not None and end.name == compared.now.name
-    if end is None or not said.fixes or (same and gain is None and than_bf16 is None):
-        if said.fixes and not (mends or said.fits_in_gib):
-            number, saving = said.largest_saving or (0, None)
-            by = f"fix {number} " * (len(said.fixes) > 1)
-            yield say("then.mended", mended=f"{by}{saves(saving)}") if saving else say("then.unknown")
-        return
+
+
+def _end(said: Answer, end: Variant) -> list[str]:
+    """Write the time of the plan's end, and how it compares; a number that stands above is not said again."""
+    compared, gain, than_bf16 = said.compared, said.compared.gain, said.compared.end_speedup
     timed = end.ms.basis == "measured"
     shown = [each for each in (compared.fp8, compared.bf16) if each and _shows_both(said)]
     above = any(each.in_fp8 == end.in_fp8 and in_ms(each.ms.value) == in_ms(end.ms.value) for each in shown)
@@ -309,12 +319,8 @@ def _then(said: Answer) -> Iterator[Line]:
     if above:
         told = [say("then.above", form=said.low_precision if end.in_fp8 else "BF16").text]
     elif timed or not end.ms.has_open_size:
-        basis = "" if timed else " (estimated)"
-        told = [say("then.time", ms=in_ms(end.ms.value), basis=basis).text]
-    parts = ["for as many tokens"] if compared.per_token else []
-    parts += ["compute alone"] if said.is_compute and timed else []
-    parts += [f"with fix {' and '.join(map(str, said.timed_fixes))}"] if timed and said.timed_fixes else []
-    size = _size(said.speedup) if said.speedup and not fault else ""
+        told = [say("then.time", ms=in_ms(end.ms.value), basis="" if timed else " (estimated)").text]
+    size = _size(said.speedup) if said.speedup and not said.fault else ""
     if gain and not (above and _size(gain).partition(" ")[0] == size.partition(" ")[0]):
         told.append(_than(gain, _now(said), is_gain=True))
     bf16 = "BF16 with the same changes" if compared.is_fair else "the best BF16"
@@ -323,11 +329,10 @@ def _then(said: Answer) -> Iterator[Line]:
     best = compared.best_fp8
     if best and best.name != ArmName.AS_IS:
         told.append(say("then.fp8", ms=in_ms(best.ms.value)).text)
-    if told:
-        told[0] = f"{' '.join(parts)}: {told[0]}" if parts else told[0]
-        yield Line("then.time", ", ".join(told) + " (estimated)" * (end.ms.has_open_size and not timed))
-    else:
-        yield say("then.unknown")
+    of = ["for as many tokens"] if compared.per_token else []
+    of += ["compute alone"] if said.is_compute and timed else []
+    of += [f"with fix {' and '.join(map(str, said.timed_fixes))}"] if timed and said.timed_fixes else []
+    return [f"{' '.join(of)}: {told[0]}", *told[1:]] if of and told else told
 
 
 def _now(said: Answer) -> str:

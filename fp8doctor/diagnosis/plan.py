@@ -264,29 +264,13 @@ def _headed(steps: Iterable[Step], findings: Sequence[Finding]) -> Iterator[Step
 def _to_the_end(
     end: Variant, proposed: Sequence[Step], asked: Step | None, view: TrialView, broken: frozenset[str]
 ) -> tuple[Step, ...]:
-    """List breakage first, then the changes that make the plan's end, then what no variant tried.
-
-    What was timed and is no part of it is dropped, unless it is about more than speed.
-    """
+    """List breakage first, then the changes that make the plan's end, then what no variant tried."""
 
     def begins_fp8(step: Step) -> bool:
         """Return whether FP8 was asked for, did not begin, and would by this step."""
         return not view.uses_fp8 and changes_fp8(step)
 
-    for_fp8 = {step.treatment.name for step in proposed if traits(step.treatment.name).for_fp8}
-    rows = (each for each in view.timed.values() if view.base_of(each))
-    dropped = {name for each in rows for name in each.arm.get("treatments", ())}
-    every = (each.get("treatments", ()) for each in view.trial.arms if each.name == ArmName.PRESCRIBED)
-    dropped |= {name for each in every if each in view.too_large for name in each}
-    dropped |= for_fp8 if view.gives_up_fp8 else set()
-    kept = [
-        step
-        for step in proposed
-        if step.treatment.name not in dropped - {*end.changes}
-        or broken.intersection(step.names)
-        or any(check.area == "numerics" for check in fixed_checks(step))
-    ]
-    first: list[Step] = []
+    kept, first = _kept(end, proposed, view, broken), list[Step]()
     little = view.bound is not None and view.bound < 1 + EVEN and not end.in_fp8
     if view.gives_up_fp8 or (little and any(map(begins_fp8, kept))):
         treatment = stay_in_bf16(view.facts, for_now=view.fp8_is_undecided)
@@ -306,6 +290,26 @@ def _to_the_end(
     parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
     rest = [step for step in kept if step not in mends and step not in parts]
     return on_the_way(view, [*mends, *first, *parts, *found, *rest], broken)
+
+
+def _kept(end: Variant, proposed: Iterable[Step], view: TrialView, broken: frozenset[str]) -> list[Step]:
+    """Drop what was timed and is no part of the plan's end, unless it is about more than speed."""
+    rows = [each.arm for each in view.timed.values() if view.base_of(each)]
+    prescribed = [each for each in view.trial.arms if each.name == ArmName.PRESCRIBED]
+    rows += [each for each in prescribed if each.get("treatments", ()) in view.too_large]
+    dropped = {name for each in rows for name in each.get("treatments", ())} - {*end.changes}
+
+    def is_dropped(step: Step) -> bool:
+        name = step.treatment.name
+        return name in dropped or (view.gives_up_fp8 and traits(name).for_fp8 and name not in end.changes)
+
+    return [
+        step
+        for step in proposed
+        if not is_dropped(step)
+        or broken.intersection(step.names)
+        or any(check.area == "numerics" for check in fixed_checks(step))
+    ]
 
 
 def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
