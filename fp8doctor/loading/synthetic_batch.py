@@ -63,24 +63,8 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
     for name, required in arguments.items():
         if name != main and (name in NEEDED or (required and name not in TARGETS)):
             raise NoBatchError(f"forward also needs {name!r}")
-    targets = [name for name in TARGETS if name in arguments]
     if kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None):
-        media = {"pixel_values": "images", "input_features": "sound"}  # not needed to predict tokens
-        besides = [what for name, what in media.items() if name in arguments]
-        if besides and not targets:
-            raise NoBatchError(f"forward takes text and {besides[0]}")
-        sizes = (read(config, "vocab_size"), read(first, "num_embeddings"))
-        vocabulary = min((each for each in sizes if isinstance(each, int) and each > 0), default=None)
-        if vocabulary is None:
-            raise NoBatchError("the model does not tell the size of its vocabulary")
-        length = sequence or min(SEQUENCE, longest_sequence(model) or SEQUENCE)
-        value = _random(model, (size or BATCH, length), vocabulary)
-        what = ", no ".join([f"random tokens of a vocabulary of {vocabulary}", *besides])
-        batch = {main: value}
-        others = ("Classification", "ForMultipleChoice", "ForNextSentence")  # their labels are no tokens
-        learns = [] if any(each in type(model).__name__ for each in others) else targets
-        decoder = [name for name in arguments if name == "decoder_input_ids"]
-        batch |= dict.fromkeys(learns or decoder, value)
+        batch, what = _tokens(model, arguments, main, size or BATCH, sequence)
     elif (
         kind in (None, "pixel_values")
         and "input_ids" not in arguments
@@ -96,6 +80,28 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
         raise NoBatchError(f"{what} are not known to be tokens, images or rows of a Linear")
     described = f"{' x '.join(map(str, batch[main].shape))} {what}"
     return batch[main] if kind is None and len(batch) == 1 else batch, described
+
+
+def _tokens(
+    model: Any, arguments: Mapping[str, bool], main: str, size: int, sequence: int | None
+) -> tuple[dict[str, Any], str]:
+    """Draw tokens for a forward with these arguments, as its targets too if it learns from tokens."""
+    targets = [name for name in TARGETS if name in arguments]
+    media = {"pixel_values": "images", "input_features": "sound"}  # not needed to predict tokens
+    besides = [what for name, what in media.items() if name in arguments]
+    if besides and not targets:
+        raise NoBatchError(f"forward takes text and {besides[0]}")
+    sizes = (read(_text_config(model), "vocab_size"), read(first_layer(model), "num_embeddings"))
+    vocabulary = min((each for each in sizes if isinstance(each, int) and each > 0), default=None)
+    if vocabulary is None:
+        raise NoBatchError("the model does not tell the size of its vocabulary")
+    length = sequence or min(SEQUENCE, longest_sequence(model) or SEQUENCE)
+    value = _random(model, (size, length), vocabulary)
+    others = ("Classification", "ForMultipleChoice", "ForNextSentence")  # their labels are no tokens
+    learns = [] if any(each in type(model).__name__ for each in others) else targets
+    decoder = [name for name in arguments if name == "decoder_input_ids"]
+    what = ", no ".join([f"random tokens of a vocabulary of {vocabulary}", *besides])
+    return {main: value, **dict.fromkeys(learns or decoder, value)}, what
 
 
 def _random(model: Any, shape: tuple[int, ...], below: int | None = None) -> Any:

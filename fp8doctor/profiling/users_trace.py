@@ -38,46 +38,21 @@ class Times:
         return sum(min(end, self.ends[each]) - max(start, self.starts[each]) for each in inside)
 
 
+Marked = Literal["profiler", "optimizer"] | None
+"""Who marked the steps."""
+
+Steps = list[tuple[int, int]]
+"""In order, begin and end of each on the host in ns."""
+
+
 def traced_step(path: Path) -> TracedStep:
     """Read a trace with work of a GPU.
 
     Raises `fp8doctor.facts.record.UnreadableDocument`; OSError if the file cannot be read.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UnreadableDocument("it is not a file; name a trace (.json or .json.gz)")
-    trace = read_trace(path)
-    if not trace.gpu:
-        raise UnreadableDocument(
-            "it holds calls of the CUDA runtime and no kernel: the profiler did not see the GPU (CUPTI could "
-            "not be used, or another profiler had it)"
-            if trace.launches
-            else "it holds no work of a GPU; record it on the GPU with "
-            "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
-        )
-    took = defaultdict[int, float](float)
-    for event in trace.gpu:
-        took[event.args.device] += event.dur
-    numbered = [device for device in took if device != UNNUMBERED] or [UNNUMBERED]
-    device = max(numbered, key=lambda each: took[each])
-    its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
-    if not its:
-        raise UnreadableDocument("none of the GPU's work in it takes any time")
-    # A GPU behind the host still works on what was launched before the recording. Calls are numbered in
-    # order, so those have numbers below the first recorded one: their launches are at time zero.
-    first = min(trace.launches, default=0)
-    earlier = {event.args.correlation: Event() for event in its if 0 < event.args.correlation < first}
-    trace = replace(trace, gpu=its, launches=earlier | trace.launches)
+    trace, gpu, gpus = _of_one_gpu(_trace_with_kernels(path))
     works = work_of(trace)
-    marked_by, steps = marks_of(trace)
-
-    def step_at(work: Work) -> int | None:
-        launched = begun(work)
-        number = bisect_right(steps, launched, key=itemgetter(0)) - 1
-        return number if number >= 0 and launched < steps[number][1] else None
-
-    at = [step_at(work) for work in works]
-    if not any(step is not None for step in at):
-        marked_by, steps, at = None, [(-1, max(work.end for work in works))], [0] * len(works)
+    marked_by, steps, at = _placed(works, trace)
     edges = _edges(works, marked_by, steps, at)
     worked = sorted({step for step in at if step is not None})
     events = chain.from_iterable(trace.host.values())
@@ -87,8 +62,7 @@ def traced_step(path: Path) -> TracedStep:
     ]
     counted = calm or worked
     length = [edges[step + 1] - edges[step] for step in counted]
-    wanted = set(counted)
-    gaps = sweep(works)
+    wanted, of, gaps = set(counted), len(counted), sweep(works)  # which also counts each work's own time
     families, kernels = divided(work for work, step in zip(works, at, strict=True) if step in wanted)
     windows = Times((edges[step], edges[step + 1]) for step in counted)
     idle = _idle(trace, compiled, works, gaps, windows)
@@ -96,20 +70,20 @@ def traced_step(path: Path) -> TracedStep:
         raise UnreadableDocument("none of the GPU's work that its steps launched takes any time")
     return TracedStep(
         file=path.name,
-        gpu=trace.gpus.get(device),
-        gpus=len(numbered),
+        gpu=trace.gpus.get(gpu),
+        gpus=gpus,
         rank=trace.rank,
         world_size=trace.world_size,
-        steps=len(counted) if marked_by else 0,
+        steps=of if marked_by else 0,
         marked_by=marked_by,
         compiling_steps=len(worked) - len(calm),
         compiled=not calm,
-        step_ms=(sum(families.values()) + sum(idle.values())) / 1e6 / len(counted),
+        step_ms=(sum(families.values()) + sum(idle.values())) / 1e6 / of,
         low_ms=min(length) / 1e6,
         high_ms=max(length) / 1e6,
-        busy_ms=sum(families.values()) / 1e6 / len(counted),
-        families_ms={name: time / len(counted) for name, time in longest_first(families).items()},
-        idle_ms={cause: time / len(counted) for cause, time in longest_first(idle).items() if time},
+        busy_ms=sum(families.values()) / 1e6 / of,
+        families_ms={name: time / of for name, time in longest_first(families).items()},
+        idle_ms={cause: time / of for cause, time in longest_first(idle).items() if time},
         outside_ms=sum(work.own for work, step in zip(works, at, strict=True) if step is None) / 1e6,
         with_stack=trace.with_stack,
         kernels=tuple(
@@ -117,24 +91,63 @@ def traced_step(path: Path) -> TracedStep:
                 name=each.name,
                 family=each.family,
                 operator=each.operator,
-                count=each.count / len(counted),
-                time_ms=each.time_ms / len(counted),
+                count=each.count / of,
+                time_ms=each.time_ms / of,
             )
             for each in kernels
         ),
     )
 
 
+def _trace_with_kernels(path: Path) -> Trace:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnreadableDocument("it is not a file; name a trace (.json or .json.gz)")
+    trace = read_trace(path)
+    if trace.gpu:
+        return trace
+    raise UnreadableDocument(
+        "it holds calls of the CUDA runtime and no kernel: the profiler did not see the GPU (CUPTI could not "
+        "be used, or another profiler had it)"
+        if trace.launches
+        else "it holds no work of a GPU; record it on the GPU with "
+        "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
+    )
+
+
+def _of_one_gpu(trace: Trace) -> tuple[Trace, int, int]:
+    """Keep the work of the GPU with the most; return also its number, and how many GPUs worked.
+
+    A GPU behind the host still works on what was launched before the recording. Calls are numbered in order,
+    so those have numbers below the first recorded one: their launches are at time zero.
+    """
+    took = defaultdict[int, float](float)
+    for event in trace.gpu:
+        took[event.args.device] += event.dur
+    numbered = [device for device in took if device != UNNUMBERED] or [UNNUMBERED]
+    gpu = max(numbered, key=lambda each: took[each])
+    its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (gpu, UNNUMBERED)]
+    if not its:
+        raise UnreadableDocument("none of the GPU's work in it takes any time")
+    first = min(trace.launches, default=0)
+    earlier = {event.args.correlation: Event() for event in its if 0 < event.args.correlation < first}
+    return replace(trace, gpu=its, launches=earlier | trace.launches), gpu, len(numbered)
+
+
+def _placed(works: Sequence[Work], trace: Trace) -> tuple[Marked, Steps, list[int | None]]:
+    """Find the marked steps, and the step that launched each work; without marks one step has all of it."""
+    marked_by, steps = marks_of(trace)
+    at: list[int | None] = []
+    for work in works:
+        number = bisect_right(steps, begun(work), key=itemgetter(0)) - 1
+        at.append(number if number >= 0 and begun(work) < steps[number][1] else None)
+    if all(step is None for step in at):
+        return None, [(-1, max(work.end for work in works))], [0] * len(works)
+    return marked_by, steps, at
+
+
 def begun(work: Work) -> int:
     """Return when work was launched, or began if that is unknown."""
     return round(work.launched) if work.launched >= 0 else work.start
-
-
-Marked = Literal["profiler", "optimizer"] | None
-"""Who marked the steps."""
-
-Steps = list[tuple[int, int]]
-"""In order, begin and end of each on the host in ns."""
 
 
 def _edges(works: Sequence[Work], marked_by: Marked, steps: Steps, at: Sequence[int | None]) -> list[int]:
