@@ -7,8 +7,7 @@ from msgspec.structs import force_setattr
 
 from fp8doctor.areas import Severity as Severity
 from fp8doctor.code_snippets import SnippetKind, kind_of, with_imports
-from fp8doctor.facts.record import Prose, Record, Value
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED, Prose, Record, Value
 from fp8doctor.wording import escaped, minus
 
 Basis = Literal["measured", "modelled", "rule"]

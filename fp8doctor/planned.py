@@ -13,7 +13,7 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
 from fp8doctor.planning.job_options import Options, saved_facts
 from fp8doctor.planning.plan_document import PlanDocument, plan_document
-from fp8doctor.render import plan_page
+from fp8doctor.render.command_pages import plan_page
 from fp8doctor.render.page import Page
 from fp8doctor.report import Shown
 
@@ -22,7 +22,7 @@ class Plan(Shown, PlanDocument, frozen=True, kw_only=True):
     """A plan that can be shown and saved."""
 
     def page(self) -> Page:
-        return plan_page.page(self)
+        return plan_page(self)
 
     def _line(self) -> str:
         return self.answer

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from fp8doctor.areas import AREAS, RETIRED, SEVERITIES, Severity
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Unrecorded, path_of, recorded
-from fp8doctor.facts.record import from_builtins, to_builtins
+from fp8doctor.facts import Facts, Unrecorded, from_builtins, path_of, recorded, to_builtins
 from fp8doctor.finding import Finding, NotApplicable, Outcome
 from fp8doctor.wording import error_in_words, escaped
 

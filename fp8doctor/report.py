@@ -22,9 +22,9 @@ from fp8doctor.finding import Finding
 from fp8doctor.health.record import Health as HealthFile
 from fp8doctor.health.record import read_health
 from fp8doctor.health.verdict import HealthVerdict, conclude
-from fp8doctor.render import compare_page, health_page, report_page
-from fp8doctor.render.html import as_html
-from fp8doctor.render.markdown import as_markdown
+from fp8doctor.render import report_page
+from fp8doctor.render.command_pages import compare_page, health_page
+from fp8doctor.render.markup import as_html, as_markdown
 from fp8doctor.render.page import Page
 from fp8doctor.render.text import as_text
 from fp8doctor.wording import plural
@@ -181,7 +181,7 @@ class Comparison(Shown, Struct, frozen=True):
     reports: tuple[Document, Document]
 
     def page(self) -> Page:
-        return compare_page.page(self.found, self.reports)
+        return compare_page(self.found, self.reports)
 
     def _line(self) -> str:
         return self.found.summary
@@ -197,7 +197,7 @@ class Health(Shown, Struct, frozen=True):
     verdict: HealthVerdict
 
     def page(self, *, verbose: bool = True) -> Page:
-        return health_page.page(self.samples, self.verdict, verbose=verbose)
+        return health_page(self.samples, self.verdict, verbose=verbose)
 
     def _line(self) -> str:
         return self.verdict.summary

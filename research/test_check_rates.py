@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from fp8doctor import headings
+from fp8doctor.cli import explain
 from fp8doctor.finding import Finding
 from research.check_rates import Case, cell, columns, counted, rates, recording, thread
 from tests.clinic import Patient
@@ -44,7 +44,7 @@ def test_every_table_is_read() -> None:
 
 
 def test_every_check_has_a_row() -> None:
-    codes = [check.code for check in headings.headings()]
+    codes = [check.code for check in explain.headings()]
     rows = rates(codes).splitlines()[2:]
     assert [row.split("](")[0].strip("| [") for row in rows[:-1]] == codes
     assert rows[-1].startswith("| all")

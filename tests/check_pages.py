@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fp8doctor import registry
-from fp8doctor.headings import Heading, headings
+from fp8doctor.cli.explain import Heading, headings
 from research.check_rates import rates
 from tests.markdown import table
 

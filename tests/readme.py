@@ -14,7 +14,7 @@ import click
 
 import fp8doctor
 from fp8doctor import cli
-from fp8doctor.headings import headings
+from fp8doctor.cli.explain import headings
 from fp8doctor.planning.estimates import Row
 from fp8doctor.wording import percent
 from tests import check_pages

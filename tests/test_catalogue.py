@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fp8doctor import cli, headings, kit, registry
+from fp8doctor import cli, kit, registry
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.areas import SEVERITIES
+from fp8doctor.cli import explain
 from fp8doctor.facts import Facts
 from tests.treatment_names import treatment_names
 
@@ -75,7 +76,7 @@ def test_every_file_of_the_catalogue_registers_one_code() -> None:
 
 def test_a_list_reads_the_heads_from_the_files() -> None:
     """Importing all checks for it would be too slow."""
-    assert headings.headings() == headings.of_rules(CATALOGUE)
+    assert explain.headings() == explain.of_rules(CATALOGUE)
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)

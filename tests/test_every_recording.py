@@ -22,9 +22,8 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import Expected, changes_fp8_alone
 from fp8doctor.diagnosis.plan import COMPILATION, converts_layers
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded
 from fp8doctor.facts.no_number import why_of
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Saving
 from fp8doctor.patching import Script, placed
 from fp8doctor.report import Report

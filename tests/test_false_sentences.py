@@ -29,9 +29,8 @@ from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import Expected, changes_fp8, compiles, converts, is_modelled
-from fp8doctor.facts import Arm, Facts, Observation, if_recorded, recorded
+from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Observation, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.gpus import modelled_gpu
 from fp8doctor.report import Report
 from tests.replays import ALL, case, replayed

@@ -20,8 +20,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import LARGEST_REPORT, Step
 from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
-from fp8doctor.facts.observation import Observation
+from fp8doctor.facts import Facts, Observation
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M

@@ -11,11 +11,9 @@ import pytest
 from fp8doctor import load_report, registry
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.record import Record
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, Facts, Record, recorded
 from fp8doctor.render import text
-from fp8doctor.render.markdown import as_markdown
+from fp8doctor.render.markup import as_markdown
 from fp8doctor.render.report_page import page
 from tests.test_catalogue import RULES, cases
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from fp8doctor.facts import Accelerate, Facts, TrainerArguments, Unrecorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Accelerate, ArmName, Facts, TrainerArguments, Unrecorded, recorded
 from fp8doctor.wording import plural
 
 

@@ -15,8 +15,7 @@ from fp8doctor.analysis.own_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.matmul_counts import gemms
 from fp8doctor.cost.step_cost import in_bf16, in_fp8, with_each
-from fp8doctor.facts import Facts, Gpu, Linear, if_recorded, once, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts, Gpu, Linear, if_recorded, once, recorded
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import low_precision, stack_of
 

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.own_step import watched
-from fp8doctor.facts import Arm, Breakdown, Facts, Family, KernelGroup, Unrecorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Breakdown, Facts, Family, KernelGroup, Unrecorded, recorded
 from fp8doctor.finding import NotApplicable
 from fp8doctor.wording import minus
 

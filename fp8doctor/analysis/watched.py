@@ -7,8 +7,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.arms import arm, timed_on_cpu
 from fp8doctor.analysis.significance import EVEN, WIDEST, Number, interval
 from fp8doctor.cost.matmul_counts import micro_batches
-from fp8doctor.facts import Arm, Facts, Observation, Rank, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Facts, Observation, Rank, if_recorded, recorded
 from fp8doctor.wording import minus, percent
 
 MOST_PCT = 10.0

@@ -15,8 +15,7 @@ from fp8doctor.answer.items import AREAS
 from fp8doctor.answer.record import Answer
 from fp8doctor.answer.verdict import Open
 from fp8doctor.diagnosis.estimate import Expected, compiles
-from fp8doctor.facts import Arm, if_recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, if_recorded
 from fp8doctor.finding import Outcome
 
 UNCOMPILED = "torch.compile is untimed"

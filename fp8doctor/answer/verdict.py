@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, Prose, Record, recorded
 from fp8doctor.facts.arm_names import OWN_STEP_FAILED
 from fp8doctor.facts.no_number import why_of
-from fp8doctor.facts.record import Prose, Record
 from fp8doctor.finding import Basis, Breaks
 
 Status = Literal[

@@ -54,7 +54,7 @@ COMMANDS = {
     "run": Line("Look", "run train.py ARGS...", "Watch a training script as it is.", "run:run"),
     "env": Line("Look", "env", "Check packages and GPUs, without a model.", "pages:env"),
     "plan": Line(
-        "Decide", "plan CONFIG", "Estimate what FP8 would give, before there is a run.", "plan:plan"
+        "Decide", "plan CONFIG", "Estimate what FP8 would give, before there is a run.", "pages:plan"
     ),
     "compare": Line("Decide", "compare SAVED SAVED", "Say why two saved reports differ.", "pages:compare"),
     "report": Line("Decide", "report SAVED", "Show a saved report again.", "pages:report"),

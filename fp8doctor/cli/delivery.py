@@ -1,7 +1,12 @@
-"""From options to an exit code: examine or replay, deliver, check the gates."""
+"""From options to an exit code: examine or replay, deliver, check the gates.
+
+The command that answers what is open is printed in the words that the user typed, and never saved.
+"""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
@@ -12,9 +17,9 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.answer import machine
+from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
 from fp8doctor.answer.sentences import box
 from fp8doctor.answer.verdict import own_step_failed
-from fp8doctor.cli.again import Again, as_typed, typed_again
 from fp8doctor.cli.console import (
     FAILED,
     columns,
@@ -27,14 +32,14 @@ from fp8doctor.cli.console import (
     wants_colour,
 )
 from fp8doctor.cli.gate import Gate
-from fp8doctor.cli.options import FORMATS
+from fp8doctor.cli.options import FORMATS, WORDS
 from fp8doctor.diagnosis.diagnose import diagnose, replay
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError
+from fp8doctor.facts.scrub import without_credentials
 from fp8doctor.files import same_file, write_text
 from fp8doctor.render.build_servers import github, junit
-from fp8doctor.render.html import as_html
-from fp8doctor.render.markdown import as_markdown
+from fp8doctor.render.markup import as_html, as_markdown
 from fp8doctor.render.page import Page
 from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import to_ascii
@@ -161,6 +166,59 @@ def laid_out(made: Page | str, format: str, **terminal: Any) -> str:
     if format == "html":
         return as_html(made)
     return as_text(made, **terminal)
+
+
+TIMES_NOTHING = ("--no-trial", "--stop", "--stop-on-nan")
+"""Flags to drop: ``--stop`` replaces the last two."""
+
+ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
+"""Options to drop with their values, unless the value names a GPU. A stopped script has no long run."""
+
+
+class Again(NamedTuple):
+    """The command that times the job on a GPU."""
+
+    ours: str
+    script: str
+    """The script's own words."""
+
+
+def typed_again(context: click.Context | None) -> Again | None:
+    """Write what was typed so that it times the job; None without a job."""
+    words = context.meta.get(WORDS) if context else None
+    if context is None or not words or (words[0] != "run" and "target" not in context.params):
+        return None
+    script = context.params["script"] if words[0] == "run" else ()
+    options = _that_time(words[1 : len(words) - len(script)])
+    command = ["run", "--stop"] if words[0] == "run" else []
+    written = (shlex.join(("fp8doctor", *command, *options)), shlex.join(script))
+    return Again(*map(without_credentials, written))
+
+
+def _that_time(words: Sequence[str]) -> Iterator[str]:
+    """Drop the options that keep the command from timing copies on a GPU."""
+    left = iter(words)
+    for word in left:
+        name, given, value = word.partition("=")
+        if name in ELSEWHERE:
+            value = value if given else next(left, "")
+            if name == "--device" and not value.startswith("cpu"):
+                yield from (name, value)
+        elif name not in TIMES_NOTHING:
+            yield word
+
+
+def as_typed(report: Document, again: Again) -> Document:
+    """Put the user's own words in place of the commands that were written from facts."""
+    facts, added = report.facts, more_time(report.facts)
+    begins = launcher(facts)
+    typed = {timed(facts): f"{begins}{again.ours} {again.script}".rstrip()}
+    if added:
+        ours = re.sub(r" --budget[ =]\S+", "", again.ours)
+        typed[with_more_time(facts)] = f"{begins}{ours} {added} {again.script}".rstrip()
+    opened = [replace(each, command=typed.get(each.command, each.command)) for each in report.answer.open]
+    times_it = typed.get(report.answer.times_it, report.answer.times_it)
+    return replace(report, answer=replace(report.answer, open=tuple(opened), times_it=times_it))
 
 
 class Wanted(NamedTuple):

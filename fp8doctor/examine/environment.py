@@ -21,9 +21,8 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from fp8doctor.examine.nvml_gpus import installed_torch
-from fp8doctor.facts import Environment, Package, Software
+from fp8doctor.facts import NOT_RECORDED, Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 VARIABLES = frozenset(
     """

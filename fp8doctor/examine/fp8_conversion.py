@@ -20,9 +20,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fp8doctor.examine.walk import Place, Tree, hooks, trains
-from fp8doctor.facts import Conversion, Converter
+from fp8doctor.facts import NOT_RECORDED, Conversion, Converter
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import is_fp8
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import (

@@ -9,9 +9,8 @@ from torch import nn
 
 from fp8doctor.examine.distributed import gathered_as, tensor_parallel
 from fp8doctor.examine.walk import Place, Tree
-from fp8doctor.facts import Blocks, Linear, Scaling, recorded
+from fp8doctor.facts import NOT_RECORDED, Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.network import GATHERED_AS
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, plain, recognise, scaling
 from fp8doctor.stacks.looking import is_a, is_torchscript, read, state_of
 

@@ -13,9 +13,8 @@ from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.distributed import is_fsdp2
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, examine_scaling, find_layers
 from fp8doctor.examine.walk import Place, Tree, experts_of, hooks
-from fp8doctor.facts import Blocks, Network
+from fp8doctor.facts import NOT_RECORDED, Blocks, Network
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.looking import buffers_of, class_name, is_a, lineage, parameters_of, read, state_of
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 

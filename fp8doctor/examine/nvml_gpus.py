@@ -12,9 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from fp8doctor.errors import has_torch
-from fp8doctor.facts import Gpu
+from fp8doctor.facts import NOT_RECORDED, Gpu
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 _log = logging.getLogger("fp8doctor")
 

@@ -19,8 +19,7 @@ from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.distributed import examine_distributed
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
 from fp8doctor.examine.walk import Tree
-from fp8doctor.facts import Accelerate, Dynamo, Network, TrainerArguments, Training
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, Accelerate, Dynamo, Network, TrainerArguments, Training
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks import torch_private

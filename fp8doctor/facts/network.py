@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from fp8doctor.facts.record import Prose, Record
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED, Prose, Record
 
 Use = Literal["training", "storage", "none", "unknown"]
 """A stack's use of a layer: FP8 matmuls in training; FP8 (or other) weights only; none, in 16 or 32 bits.

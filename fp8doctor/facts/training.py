@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from fp8doctor.facts.record import Prose, Record
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED, Prose, Record
 
 
 class CompileMark(Record, frozen=True, kw_only=True):

@@ -3,8 +3,7 @@
 from typing import Literal
 
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.facts.record import Prose, Record
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED, Prose, Record
 
 Family = Literal[
     "gemm_fp8",

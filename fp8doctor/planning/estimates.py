@@ -16,9 +16,8 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.gemm import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Record
 from fp8doctor.facts.arm_names import BF16_BASELINES
-from fp8doctor.facts.record import Record
 from fp8doctor.gpus import GpuSpec, gpu_specs, modelled_gpu
 from fp8doctor.planning.form import Form, Step
 from fp8doctor.planning.job_options import STACKS, Options, options_for

@@ -9,8 +9,7 @@ import msgspec
 
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
-from fp8doctor.facts.record import Record
+from fp8doctor.facts import Facts, Record
 
 
 class Optimizer(NamedTuple):

@@ -11,8 +11,7 @@ from fp8doctor.analysis.modelled_speedup import gpu_class
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.record import Record, encode, to_builtins
-from fp8doctor.facts.unrecorded import Unrecorded
+from fp8doctor.facts.record import Record, Unrecorded, encode, to_builtins
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.planning.estimates import Row, measured_bf16_ms, rows
 from fp8doctor.planning.frameworks import setups

@@ -21,8 +21,7 @@ from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Rank, Ranks, recorded
-from fp8doctor.facts.record import decoder
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED, decoder
 from fp8doctor.running.script_messages import ScriptState
 
 NAMED_BY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")

@@ -21,8 +21,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.facts import Observation
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, Observation
 from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.losses import Loss, Losses, in_graphs, total

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fp8doctor.facts import Scaling
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, Scaling
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks import Cast, Layer, NoCounterpart, te_private
 from fp8doctor.stacks.looking import ancestor, parameters_of, read, state_of

@@ -31,8 +31,7 @@ from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
-from fp8doctor.facts.record import decoder
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED, decoder
 from fp8doctor.files import remove_folders_of
 from fp8doctor.loading.config_model import is_config, read_config
 from fp8doctor.loading.target import locate, refuse_script

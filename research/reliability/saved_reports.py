@@ -18,7 +18,7 @@ from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.two_reports import compared, regression
 from fp8doctor.errors import UserError
-from fp8doctor.render import compare_page, why_page
+from fp8doctor.render.command_pages import compare_page, why_page
 from research.reliability.count import Count
 from tests.recordings import text_of
 from tests.render.every_format import in_format
@@ -119,7 +119,7 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
     def compare() -> Iterator[str]:
         for pair in ((report, other), (other, report), (report, report)):
             found = compared(*pair, ("first.json", "second.json"))
-            yield from (found.to_json(), compare_page.page(found, pair))
+            yield from (found.to_json(), compare_page(found, pair))
 
     def baseline() -> Iterator[str]:
         for one, another in ((report, other), (other, report)):
@@ -129,7 +129,7 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
         with suppress(UserError):
             first = next(iter(report.facts.linears()), None)
             found = layer_report(named(first.get("name", "") if first else "", report.facts), report)
-            yield from (found.to_json(), why_page.page(found, report.facts))
+            yield from (found.to_json(), why_page(found, report.facts))
 
     def written(format: str, **how: bool) -> Callable[[], Iterable[str]]:
         return lambda: [in_format(report, format, **how)]

@@ -75,7 +75,7 @@ def test_ctrl_c_at_any_moment_and_again_is_a_sentence() -> None:
     """Also before and behind what click itself takes for an interrupt, and while the sentence is said."""
     program = """
         import os, signal, sys
-        import fp8doctor.cli.explain, fp8doctor.cli.again, fp8doctor.render.terminal, fp8doctor.version
+        import fp8doctor.cli.explain, fp8doctor.cli.delivery, fp8doctor.render.terminal, fp8doctor.version
         from fp8doctor.__main__ import main
 
         FILES = ("__main__.py", "commands.py", "console.py", "core.py", "utils.py")

@@ -11,9 +11,8 @@ from fp8doctor.analysis.noise import _unlike_its_copy, speed
 from fp8doctor.analysis.significance import WIDEST
 from fp8doctor.analysis.treatment_table import after, traits
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import NOT_RECORDED, Facts
+from fp8doctor.facts import NOT_RECORDED, Facts, Rank
 from fp8doctor.facts.arm_names import ArmName, Reason, is_in_bf16
-from fp8doctor.facts.observation import Rank
 from fp8doctor.render.report_page import page
 from tests import replays
 from tests.replays import ALL, Replay, case, replayed

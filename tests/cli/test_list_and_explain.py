@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli, registry
-from fp8doctor.headings import headings
+from fp8doctor.cli.explain import headings
 from tests.cli.command import TRACEBACK, fp8doctor
 
 

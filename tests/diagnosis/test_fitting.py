@@ -15,8 +15,7 @@ from fp8doctor.analysis.memory import USABLE, fit
 from fp8doctor.analysis.treatment_table import after, traits
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.fitting import to_fit
-from fp8doctor.facts import recorded
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, recorded
 from tests import replays
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fp8doctor.examine import environment
 from fp8doctor.examine.environment import try_backends
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts.record import NOT_RECORDED
 
 Install = Callable[[str], None]
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fp8doctor.examine.nvml_gpus import examine_gpus
-from fp8doctor.facts import Gpu, recorded
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, Gpu, recorded
 from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100
 
 

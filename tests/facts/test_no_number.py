@@ -2,10 +2,9 @@
 
 import pytest
 
-from fp8doctor.facts import Arm, Trial
+from fp8doctor.facts import NOT_RECORDED, Arm, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import BREAKDOWN, NoNumber, did_not_fit, sentence_of, why_of, without
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 TIMED = Arm(name="as_is", tried=True, step_ms=1.0)
 SHORT = Arm(

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp8doctor.facts import scrub as module
-from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.secrets import LIMIT
+from fp8doctor.facts.scrub import LIMIT, scrub
 
 ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 PREFIXES = ("hf_", "sk-", "ghp_", "github_pat_", "glpat-", "xoxb-")

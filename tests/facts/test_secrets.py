@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import fp8doctor
 from fp8doctor.facts import Arm, Facts, Network, Trial
-from fp8doctor.facts.scrub import scrub
-from fp8doctor.facts.secrets import LIMIT, REPLACEMENTS
+from fp8doctor.facts.scrub import LIMIT, REPLACEMENTS, scrub
 from fp8doctor.finding import Outcome
 from tests.recordings import files, text_of
 

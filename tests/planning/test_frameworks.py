@@ -13,7 +13,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
 from transformers import TrainingArguments
 
-from fp8doctor.cli.plan import FRAMEWORKS
+from fp8doctor.cli.pages import FRAMEWORKS
 from fp8doctor.planned import facts_of
 from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.frameworks import setups

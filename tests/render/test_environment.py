@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Environment, Facts, Gpu, Package, Software, Target
 from fp8doctor.render import text
-from fp8doctor.render.markdown import as_markdown
+from fp8doctor.render.markup import as_markdown
 from fp8doctor.render.report_page import page
 
 H200 = Gpu(name="NVIDIA H200", vendor="nvidia", compute_capability="9.0", visible=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fp8doctor import load_report
 from fp8doctor.answer.sentences import box
-from fp8doctor.render import html
+from fp8doctor.render import markup
 from fp8doctor.report import Report
 from tests.accessible import faults
 from tests.render.reports import LORA, SCREENS
@@ -16,7 +16,7 @@ from tests.render.sound_html import contrast, hold_sound, parsed, rules, text, v
 from tests.render.test_arbitrary_text import NASTY, with_name
 from tests.render.test_screens import hold
 
-DEMO = Path(html.__file__).parents[1] / "demo.json.gz"
+DEMO = Path(markup.__file__).parents[1] / "demo.json.gz"
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.traces import Traces, conclude
 from fp8doctor.diagnosis.two_reports import compared
-from fp8doctor.facts.traced import TracedKernel, TracedStep
-from fp8doctor.render import compare_page, trace_page
-from fp8doctor.render.html import as_html
-from fp8doctor.render.markdown import as_markdown
+from fp8doctor.facts.observation import TracedKernel, TracedStep
+from fp8doctor.render.command_pages import compare_page, trace_page
+from fp8doctor.render.markup import as_html, as_markdown
 from fp8doctor.render.page import Page, Quiet, Strong, Table
 from fp8doctor.render.text import as_text
 from tests.accessible import faults
@@ -93,13 +92,13 @@ HOST_BOUND = replace(
 
 def pages() -> dict[str, Callable[[], Page]]:
     def page(step: TracedStep, verbose: bool = False) -> Callable[[], Page]:
-        return lambda: trace_page.page(of(step), verbose=verbose)
+        return lambda: trace_page(of(step), verbose=verbose)
 
     def reports(first: str, second: str) -> Callable[[], Page]:
         def compare() -> Page:
             both = replay(RECORDED / f"h200-{first}.json.gz"), replay(RECORDED / f"h200-{second}.json.gz")
             found = compared(*both, (f"{first}.json", f"{second}.json"))
-            return compare_page.page(replace(found, tool=Tool(version="0")), both)
+            return compare_page(replace(found, tool=Tool(version="0")), both)
 
         return compare
 
@@ -150,7 +149,7 @@ def test_a_narrow_page() -> None:
 
 def test_nothing_of_a_trace_steers_a_terminal_or_markdown() -> None:
     bad = "a\x1b[31m|<script>`\n# b"
-    sheet = trace_page.page(of(replace(FP8, file=bad, gpu=bad, kernels=(kernel("unknown", bad, 1, 300.0),))))
+    sheet = trace_page(of(replace(FP8, file=bad, gpu=bad, kernels=(kernel("unknown", bad, 1, 300.0),))))
     assert "\x1b" not in as_text(sheet, width=100)
     assert "\n#" not in as_text(sheet, width=100)
     assert "\n#" not in as_html(sheet)

@@ -8,8 +8,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from fp8doctor.facts import Health
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, Health
 from fp8doctor.trial.measure.timer import Observer
 from tests.stand_ins.nvml import StandIn, h100
 

@@ -20,8 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import Facts
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import code_names
 from fp8doctor.stacks.looking import class_name, modules_of, read_class

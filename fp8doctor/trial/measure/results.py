@@ -10,10 +10,9 @@ import msgspec
 from fp8doctor.analysis.noise import disturbances
 from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
-from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
+from fp8doctor.facts import NOT_RECORDED, Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import BREAKDOWN, NoNumber, not_tried
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer

@@ -23,9 +23,7 @@ import torch
 
 from fp8doctor.analysis.significance import interval
 from fp8doctor.examine.nvml_gpus import open_nvml
-from fp8doctor.facts import Health, HostLoad
-from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import NOT_RECORDED, ArmName, Health, HostLoad
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.attempt import Samples, full_ms
 from fp8doctor.trial.variant import VariantPlan

@@ -1,12 +1,18 @@
-"""A page as Markdown, for issues, pull requests and notebooks."""
+"""A page as Markdown, for issues, pull requests and notebooks, and as HTML."""
 
+from __future__ import annotations
+
+import functools
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fp8doctor.answer.items import Mark
 from fp8doctor.answer.sentences import Box
 from fp8doctor.render.page import (
+    FAMILIES,
     LOOKS,
     TONES,
     Bars,
@@ -21,7 +27,10 @@ from fp8doctor.render.page import (
     Strong,
     Table,
 )
-from fp8doctor.render.terminal import printable_line, printable_lines
+from fp8doctor.render.terminal import printable, printable_line, printable_lines
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!^])")
 """Characters with a meaning in GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML entities."""
@@ -124,3 +133,42 @@ def _tabulated(heads: Sequence[str], rows: Iterable[Sequence[str]], sides: Seque
     from tabulate import tabulate
 
     return tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True, colalign=sides)
+
+
+LINE = "\x1e"
+"""Stands for the end of a line within text until a template is filled, so that no text begins a line: a build
+server would obey ``::error::``."""
+
+
+def as_html(page: Page, *, template: str = "page.html.jinja") -> str:
+    """Write a page, its folded details where a reader opens them."""
+    values = {"page": page, "title": page.title or page.heading[0], "looks": LOOKS, "families": [*FAMILIES]}
+    return _templates().get_template(template).render(values).lstrip().replace(LINE, "&#10;")
+
+
+@functools.cache
+def _templates() -> Environment:
+    from base64 import b64encode
+    from hashlib import sha256
+
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # The page's policy names this script by its hash: a browser runs no other.
+    copy = made.get_template("copy.js.jinja").render()
+    made.globals["copy_hash"] = f"sha256-{b64encode(sha256(copy.encode()).digest()).decode()}"
+    return made
+
+
+def _shown(value: Any) -> Any:
+    """Replace control characters and lone surrogates in text, but not in markup."""
+    if type(value) is not str:
+        return value
+    return LINE.join(map(printable, value.replace("\r\n", "\n").replace("\t", "    ").split("\n")))
