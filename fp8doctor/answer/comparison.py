@@ -91,17 +91,9 @@ def _timed(view: TrialView, expected: Expected, steps: Sequence[Step]) -> Compar
 
     speedup = over(fp8, bf16) if fp8 else None
     late = estimated if speedup and speedup.basis != "measured" else None
-    end = view.end if view.end and steps else now
-    if now is None:
-        names = {step.treatment.name for step in steps}
-        end = next((each for each in view.in_fp8 if {*each.changes} == names), None)
-    if view.own_bf16_left_out and stays_in_bf16(steps):
-        end = None  # the lines keep the user's own compile, under which BF16 was not timed
+    end = _timed_end(view, steps)
     changed = end if end is not now else None
     fair = view.fair_bf16(changed) if changed and changed.in_fp8 else None
-    parts = if_recorded(waterfall, fp8.arm, bf16.arm) if speedup and fp8 and bf16 and not late else None
-    if parts and fp8 and bf16 and gpu_contention(view.trial.get("health")) and not alike(fp8.arm, bf16.arm):
-        parts = None
     return Comparison(
         now=now,
         bf16=late or bf16,
@@ -113,9 +105,26 @@ def _timed(view: TrialView, expected: Expected, steps: Sequence[Step]) -> Compar
         end_speedup=over(changed, fair) if changed and fair else None,
         per_token=changed is not None and changed.arm.get("tokens_ratio", 1.0) != 1,
         is_fair=fair is not None and fair is not bf16,
-        parts_ms=parts.parts_ms if parts else {},
+        parts_ms=_timed_parts(fp8, bf16, view) if speedup and fp8 and bf16 and not late else {},
         gpu=expects.gpu if late and expects else "",
     )
+
+
+def _timed_end(view: TrialView, steps: Sequence[Step]) -> Variant | None:
+    """Find the timed step that the plan ends in; None if its lines keep a compilation that had no time."""
+    if view.own_bf16_left_out and stays_in_bf16(steps):
+        return None
+    if view.as_is is None:
+        names = {step.treatment.name for step in steps}
+        return next((each for each in view.in_fp8 if {*each.changes} == names), None)
+    return view.end if view.end and steps else view.as_is
+
+
+def _timed_parts(fp8: Variant, bf16: Variant, view: TrialView) -> dict[str, float]:
+    """Divide the difference of two profiled steps; empty if others used the GPU, and not for both alike."""
+    found = if_recorded(waterfall, fp8.arm, bf16.arm)
+    disturbed = gpu_contention(view.trial.get("health")) and not alike(fp8.arm, bf16.arm)
+    return found.parts_ms if found and not disturbed else {}
 
 
 def _late_bf16(name: str, now: Variant, share: Number, view: TrialView) -> Variant:
