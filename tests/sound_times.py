@@ -2,12 +2,12 @@
 
 import pytest
 
-from fp8doctor.analysis.arms import all_changes, changes_in_bf16
+from fp8doctor.analysis.arms import Variant, all_changes, changes_in_bf16
 from fp8doctor.analysis.compile_coverage import own_compile
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
-from fp8doctor.analysis.trial_view import TrialView, Variant
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.answer.sentences import PARTS
 from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.diagnosis.plan import COMPILATION

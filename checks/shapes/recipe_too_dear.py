@@ -75,9 +75,7 @@ def recipe_too_dear(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     )
 
 
-def is_faster(
-    base: kit.trial_view.Variant, other: kit.trial_view.Variant, view: kit.trial_view.TrialView
-) -> bool:
+def is_faster(base: kit.arms.Variant, other: kit.arms.Variant, view: kit.trial_view.TrialView) -> bool:
     """Whether it is for sure, in a script too, and by block also faster than the user's single graph."""
     gain, shown = kit.arms.ratio(base.arm, other.arm), kit.noise.script_interval(other.arm, view.trial)
     if base.name == "compile-blocks" and view.as_is and kit.arms.ratio(view.as_is.arm, other.arm).low <= 1:

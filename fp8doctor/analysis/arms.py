@@ -1,6 +1,8 @@
-"""The variants of a trial: their names, who is compared with whom, and what a change saves."""
+"""The variants of a step: their times, their names, and their changes."""
 
 from collections.abc import Sequence
+
+from msgspec import Struct
 
 from fp8doctor.analysis.own_step import compiles_any, own_words
 from fp8doctor.analysis.significance import Number, holding, interval
@@ -29,6 +31,34 @@ from fp8doctor.wording import quotient
 
 BF16_WITH = {frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING}
 """Changes that help BF16 too -> BF16 with them, if there is such a variant."""
+
+
+class Variant(Struct, frozen=True):
+    """One form of the training step, and its time: timed on a GPU, watched, or estimated."""
+
+    name: str
+    """As the JSON names it: ``as_is``, ``bf16_compiled``, ``planned``."""
+    words: str
+    in_fp8: bool
+    ms: Number
+    changes: tuple[str, ...] = ()
+    """Treatments that make it of the step as it is, besides leaving FP8 off, converting and compiling."""
+    arm: Arm = Arm()
+    """Its rounds and its profile; empty for an estimate."""
+
+    @property
+    def is_as_is(self) -> bool:
+        return self.name == ArmName.AS_IS
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether no loss or gradient was seen to be NaN or infinite."""
+        return not self.arm.get("non_finite")
+
+    @property
+    def rounds(self) -> int:
+        """Count how often it was timed; 0 for an estimate."""
+        return len(self.arm.get("rounds_ms", ()))
 
 
 def timed_on_cpu(facts: Facts) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
 
-from msgspec import Struct
-
 from fp8doctor.analysis import noise
 from fp8doctor.analysis.arms import (
+    Variant,
     all_changes,
     changes_in_bf16,
     labels,
@@ -42,34 +41,6 @@ T = TypeVar("T")
 
 RECIPES_APART = 1.1
 """Most that another recipe may gain: 8% was seen (H200), and never where tensorwise beat BF16."""
-
-
-class Variant(Struct, frozen=True):
-    """One form of the training step, and its time: timed on a GPU, watched, or estimated."""
-
-    name: str
-    """As the JSON names it: ``as_is``, ``bf16_compiled``, ``planned``."""
-    words: str
-    in_fp8: bool
-    ms: Number
-    changes: tuple[str, ...] = ()
-    """Treatments that make it of the step as it is, besides leaving FP8 off, converting and compiling."""
-    arm: Arm = Arm()
-    """Its rounds and its profile; empty for an estimate."""
-
-    @property
-    def is_as_is(self) -> bool:
-        return self.name == ArmName.AS_IS
-
-    @property
-    def is_finite(self) -> bool:
-        """Return whether no loss or gradient was seen to be NaN or infinite."""
-        return not self.arm.get("non_finite")
-
-    @property
-    def rounds(self) -> int:
-        """Count how often it was timed; 0 for an estimate."""
-        return len(self.arm.get("rounds_ms", ()))
 
 
 def known(method: Callable[[TrialView], T | None]) -> cached_property[T | None]:

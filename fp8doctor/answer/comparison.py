@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor.analysis.arms import Variant
 from fp8doctor.analysis.modelled_speedup import Estimate
 from fp8doctor.analysis.noise import gpu_contention
 from fp8doctor.analysis.significance import Number, holding
 from fp8doctor.analysis.step_difference import REST, UNEXPLAINED, alike, breakdown_of, part_ms, waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, recipe_in_words, traits
-from fp8doctor.analysis.trial_view import TrialView, Variant
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import Expected, begins_fp8, is_modelled, stays_in_bf16, stops_first
 from fp8doctor.diagnosis.savings import together

@@ -9,9 +9,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import Variant
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, UNEXPLAINED, signed
-from fp8doctor.analysis.trial_view import Variant
 from fp8doctor.answer.causes import Cause
 from fp8doctor.answer.items import HOW_KNOWN, saves
 from fp8doctor.answer.record import Answer

@@ -6,12 +6,12 @@ from textwrap import shorten
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.arms import Variant, arm
 from fp8doctor.analysis.noise import busy_host, gpu_contention, script_interval
 from fp8doctor.analysis.own_step import watched_job
 from fp8doctor.analysis.significance import EVEN, Number
 from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
-from fp8doctor.analysis.trial_view import TrialView, Variant
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, step_ms
 from fp8doctor.facts import Breakdown, Facts, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_withdrawn

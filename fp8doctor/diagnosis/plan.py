@@ -7,17 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks, own_compile
-from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
-from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
-from fp8doctor.analysis.layers import to_convert, waits_for_linears
-from fp8doctor.analysis.modelled_fix import modelled_steps
-from fp8doctor.analysis.modelled_speedup import TAKES_NONE, modelled_speedup
-from fp8doctor.analysis.own_step import compiles_any
+from fp8doctor.analysis.arms import Variant, uses_fp8
+from fp8doctor.analysis.conversion import keep_in_bf16, with_recipe
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
-    AUTOCAST_BF16,
     KEEP_IN_BF16,
     ON_THIS_GPU,
     STAY_IN_BF16,
@@ -26,32 +20,27 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     traits,
 )
-from fp8doctor.analysis.trial_view import TrialView, Variant
-from fp8doctor.answer.faults import fault_of
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates, without_fp8
+from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import (
     Expected,
     changes_fp8,
     changes_fp8_alone,
-    compiles,
     fixed_checks,
 )
 from fp8doctor.diagnosis.fitting import fitted, within_memory
 from fp8doctor.diagnosis.savings import on_the_way
+from fp8doctor.diagnosis.start import start_timed, unasked, with_a_start
 from fp8doctor.diagnosis.treatments import (
-    CONV1D,
-    compiled_as,
     describe,
     replaces_own_compile,
     stay_in_bf16,
-    treatments_of,
 )
 from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
-from fp8doctor.finding import Finding, Treatment
-from fp8doctor.recipes import TORCHAO
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Finding
 from fp8doctor.wording import in_times
 
 COMPILATION = "compilation"
@@ -69,7 +58,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding], expected: Expected) 
     else:
         chosen = if_recorded(_untimed, others, asked, expected, broken)
     steps = proposed if chosen is None else chosen
-    steps = if_recorded(_with_a_start, steps, view, expected) or steps
+    steps = if_recorded(with_a_start, steps, view, expected) or steps
     needed = _in_one_conversion(_needed(steps, view.facts), view.facts)
     return tuple(fitted([*_headed(needed, findings)], view.facts))
 
@@ -206,7 +195,7 @@ def _untimed(
             title = f"FP8 would run at {expects.best.value:.2f}x the speed of BF16"
             times = f"{in_times(1 / expects.best.value)} " * uses_fp8(facts)  # else the verdict says it
             slower = stay_in_bf16(facts, f"{'even fixed, ' * bool(others)}FP8 is {times}slower (estimated)")
-            gives_up = _step(f"{title} (estimated for {expects.gpu})", slower)
+            gives_up = unasked(f"{title} (estimated for {expects.gpu})", slower)
     elif (
         gives_up
         and (expects or all(each.severity != "error" for each in expected.findings))
@@ -274,18 +263,18 @@ def _to_the_end(
     little = view.bound is not None and view.bound < 1 + EVEN and not end.in_fp8
     if view.gives_up_fp8 or (little and any(map(begins_fp8, kept))):
         treatment = stay_in_bf16(view.facts, for_now=view.fp8_is_undecided)
-        gives_up = asked or _step("No FP8 that was timed is faster than BF16 for sure", treatment)
+        gives_up = asked or unasked("No FP8 that was timed is faster than BF16 for sure", treatment)
         gives_up = replace(gives_up, treatment=treatment, saving_ms=None)
         recompiles = replaces_own_compile(end.name, view.facts)
         left, gives_up = _without_fp8(proposed, gives_up, broken, recompiles=recompiles)  # timed or not
         kept, first = [step for step in kept if step in left], [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
-        first = [*_starting(end, view)]
+        first = [*start_timed(end, view)]
     mends = [step for step in kept if broken.intersection(step.names) or begins_fp8(step)]
     named = {step.treatment.name for step in (*kept, *first)}
     missing = (describe(name, view.facts) for name in end.changes if name not in named)
     found = [
-        _step(f"{each.name} is a part of the fastest step that was timed", each) for each in missing if each
+        unasked(f"{each.name} is a part of the fastest step that was timed", each) for each in missing if each
     ]
     parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
     rest = [step for step in kept if step not in mends and step not in parts]
@@ -310,101 +299,3 @@ def _kept(end: Variant, proposed: Iterable[Step], view: TrialView, broken: froze
         or broken.intersection(step.names)
         or any(check.area == "numerics" for check in fixed_checks(step))
     ]
-
-
-def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
-    """Write the steps that compile a model without FP8, or convert and compile it."""
-    facts, now, bf16 = view.facts, view.as_is, view.bf16
-    assert now is not None
-    assert bf16 is not None
-    if end.in_fp8:
-        title = f"With all fixes a step takes {end.ms.value:,.1f} ms, the best BF16 {bf16.ms.value:,.1f} ms"
-        for each in treatments_of(facts, end.name, end.changes):
-            yield _step(title, each)
-        return
-    form = end.name if end.name in BF16_BASELINES else end.arm.get("base") or ""
-    if form in BF16_BASELINES and not (form == ArmName.BF16_COMPILED and own_compile(facts) == "blocks"):
-        title = f"Compiled, a step takes {end.ms.value:,.1f} ms instead of {now.ms.value:,.1f} ms"
-        treatment = compile_treatment(facts, list(facts.network.linears))
-        code = "\n".join(compiled_as(form, facts))
-        what = _compile_what(facts, by_block=form != ArmName.BF16_WHOLE)
-        yield _step(title, replace(treatment, summary=what, code=code))
-
-
-def _with_a_start(steps: Sequence[Step], view: TrialView, expected: Expected) -> tuple[Step, ...]:
-    """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
-    facts, fault = view.facts, fault_of(view.facts, expected.findings)
-    stops = fault is not None and fault.status != "does_not_fit"
-    converts_none = expected.why_not == TAKES_NONE and not any(map(changes_fp8, steps))
-    if not stops and converts_none and if_recorded(waits_for_linears, facts):
-        return (*steps, _step("FP8 takes an nn.Linear, and this model has Conv1D in its place", CONV1D))
-    if view.on_gpu and view.as_is is not None:
-        return tuple(steps)
-    compiled = any(map(compiles, steps))
-    if uses_fp8(facts):
-        return tuple(steps)
-    asked = fp8_was_asked_for(facts)
-    by_torchao = bool(asked and asks_for_torchao(facts.variables()))
-    begins = any(by_torchao or TORCHAO.name in step.treatment.code for step in filter(changes_fp8, steps))
-    eager = [each for each in to_convert(facts) if each.compiled is None] if begins and not compiled else []
-    if eager:
-        title = "FP8 of torchao is slower than BF16 until it is compiled"
-        return (*steps, _step(title, compile_treatment(facts, eager)))
-    _, may_run_in_fp8 = without_fp8(facts)
-    if stops or may_run_in_fp8:
-        return tuple(steps)
-    in_fp32 = []
-    stored = any(each.use == "storage" for each in facts.network.linears)
-    added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(expected)]
-    leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
-    if not asked and not leaves and if_recorded(runs_in_fp32, facts):
-        treatment = describe(AUTOCAST_BF16, facts)  # estimates are of BF16; the optimizer keeps fp32 weights
-        assert treatment is not None
-        in_fp32 = [_step("Its matmuls are in fp32: its weights are, and no autocast is on", treatment)]
-    last = None if asked or added or stored else if_recorded(_compiling, facts)
-    return (*in_fp32, *added, *steps, *filter(None, [last]))
-
-
-def _converting(expected: Expected) -> Iterator[Step]:
-    """Convert a model that surely gains from FP8 by its estimate, then compile it."""
-    facts, expects = expected.facts, expected.now
-    if expects is None or not expects.wins:
-        return
-    layers = to_convert(facts)
-    eager = [linear for linear in layers if linear.compiled is None]
-    recipe, names = next(iter(expects.recipes)), {each.name for each in layers}
-    after = f" {expects.after}" if expects.after else ""
-    title = (
-        f"FP8 ({recipe}, compiled) would run at {expects.best.value:.2f}x the speed of the best BF16{after} "
-        f"(estimated for {expects.gpu})"
-    )
-    yield _step(title, convert(facts, recipe, names, before_own=not eager))
-    if eager:
-        yield _step(title, compile_treatment(facts, eager))
-
-
-def _compiling(facts: Facts) -> Step | None:
-    """Compile BF16 if that surely gains by the cost model.
-
-    It stays as it is if its host sets the pace: its work at graph breaks is not modelled.
-    """
-    if compiles_any(facts):
-        return None
-    fix = replace(compile_treatment(facts, covered_by_blocks(facts)), summary=_compile_what(facts))
-    steps = modelled_steps(facts, fix)
-    if steps is None or not steps.gains or steps.now.host_ms > steps.now.busy_ms:
-        return None
-    if modelled_speedup(facts) is None:
-        return None
-    faster = f"{in_times(steps.speedup)} faster (estimated for {steps.now.gpu})"
-    title = f"With the model compiled, a step would be about {faster}"
-    return replace(_step(title, fix), saving_ms=steps.saving)
-
-
-def _compile_what(facts: Facts, *, by_block: bool = True) -> str:
-    return f"compile {'block by block' if facts.network.blocks and by_block else 'the model'}"
-
-
-def _step(title: str, treatment: Treatment) -> Step:
-    """Make a step that no finding proposed."""
-    return Step(code="", mends=(), title=title, treatment=treatment)

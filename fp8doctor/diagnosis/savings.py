@@ -5,10 +5,11 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec.structs import replace
 
 from fp8doctor import registry
+from fp8doctor.analysis.arms import Variant
 from fp8doctor.analysis.modelled_fix import modelled_steps
 from fp8doctor.analysis.step_difference import SHOWN_MS
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
-from fp8doctor.analysis.trial_view import TrialView, Variant
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import as_it_runs
 from fp8doctor.facts import Facts, if_recorded

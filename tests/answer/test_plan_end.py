@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import all_changes, ratio
+from fp8doctor.analysis.arms import Variant, all_changes, ratio
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
-from fp8doctor.analysis.trial_view import TrialView, Variant
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Facts
 from tests.diagnosis.trials import Of, around
 from tests.replays import ALL, replayed
