@@ -7,13 +7,13 @@ from torch import nn
 from fp8doctor.analysis.modelled_fix import modelled_steps
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.answer.job import product
-from fp8doctor.cost.gemm import NoNumbers, amdahl, matmuls_ms
+from fp8doctor.cost.matmuls import NoNumbers, amdahl, matmuls_ms
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, unmodelled, with_linears_compiled, with_recipe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Workload
-from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Treatment
 from fp8doctor.gpus import GPUS, gpu_spec, modelled_gpu
+from fp8doctor.kit import example, float8
 from fp8doctor.recipes import RECIPES
 from research.benchmarks import cost_model, measured_steps
 from tests.examine.models import network

@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.cost.gemm import NoNumbers
 from fp8doctor.cost.layer import Call, layer_ms
+from fp8doctor.cost.matmuls import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, priced_step, with_linears_compiled
 from fp8doctor.facts import NOT_RECORDED, Facts
-from fp8doctor.facts.examples import example, float8
 from fp8doctor.gpus import gpu_spec
+from fp8doctor.kit import example, float8
 from fp8doctor.report import load_report
 from research.benchmarks import recorded_steps
 

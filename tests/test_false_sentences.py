@@ -25,7 +25,7 @@ from fp8doctor.answer.commands import MOST_S
 from fp8doctor.answer.job import ROWS, TOKENS, job_facts
 from fp8doctor.answer.open_questions import UNCOMPILED
 from fp8doctor.answer.sentences import box
-from fp8doctor.cost.matmul_counts import rows_of
+from fp8doctor.cost.matmuls import rows_of
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import Expected, changes_fp8, compiles, converts, is_modelled

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from fp8doctor import cli
 from fp8doctor.answer.verdict import Status
-from fp8doctor.cli import console, project
+from fp8doctor.cli import console, options
 from fp8doctor.cli.pages import DEMO
 from fp8doctor.report import Report
 from fp8doctor.worker.parent import examine_in_worker
@@ -72,7 +72,7 @@ def test_commands_and_options_exist() -> None:
 
 
 def test_reports_share_their_options() -> None:
-    gates = {key.replace("-", "_") for key in project.GATE} - {"fail_on"}
+    gates = {key.replace("-", "_") for key in options.GATE} - {"fail_on"}
     names = {name: readme.names(command) for name, command in readme.COMMANDS.items()}
     every = {frozenset(names[name] - gates) for name in ("env", "report", "demo")}
     assert len(every) == 1

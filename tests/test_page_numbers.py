@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fp8doctor.cost.gemm import amdahl
+from fp8doctor.cost.matmuls import amdahl
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor import load_report
+from fp8doctor.cli.fix import Script, placed
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.errors import UserError
 from fp8doctor.finding import Treatment
-from fp8doctor.patching import Script, placed
 from research.fixes.scripts import SCRIPTS
 
 ROOT = Path(__file__).parents[1]

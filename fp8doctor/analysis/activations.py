@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.layers import computes_forward_in_fp8
 from fp8doctor.cost.layer import uncompiled
-from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.cost.matmuls import micro_batches
 from fp8doctor.cost.step_cost import call_of, has_vocabulary, queries, unmodelled
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of

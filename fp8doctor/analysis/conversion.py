@@ -13,7 +13,7 @@ from fp8doctor.analysis.layers import (
     would_be_converted,
 )
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
-from fp8doctor.cost.matmul_counts import is_grouped
+from fp8doctor.cost.matmuls import is_grouped
 from fp8doctor.facts import Facts, Linear, if_recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import RECIPES, TORCHAO, default_of, recipe_of, stack_of

@@ -13,7 +13,7 @@ from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost.layer import is_known, linear_cost, recipe_on
-from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
+from fp8doctor.cost.matmuls import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.step_cost import UNCERTAINTY, with_tokens
 from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, once, recorded
 from fp8doctor.gpus import GpuSpec, modelled_gpu

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from keyword import iskeyword
 
 from fp8doctor.cost.layer import OWN_FORWARD
-from fp8doctor.cost.matmul_counts import rows_of, rows_seen, step_tokens
+from fp8doctor.cost.matmuls import rows_of, rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, Network, recorded
 from fp8doctor.recipes import stack_of
 

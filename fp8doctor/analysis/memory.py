@@ -13,7 +13,7 @@ from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.layers import main_rows, would_be_converted
 from fp8doctor.analysis.own_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.cost.matmul_counts import gemms
+from fp8doctor.cost.matmuls import gemms
 from fp8doctor.cost.step_cost import in_bf16, in_fp8, with_each
 from fp8doctor.facts import ArmName, Facts, Gpu, Linear, if_recorded, once, recorded
 from fp8doctor.gpus import GpuSpec, modelled_gpu

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, first_that_pays, is_given
 from fp8doctor.analysis.modelled_speedup import OFF, OFF_IN_BALANCE, as_modelled, modelled_speedup
 from fp8doctor.analysis.treatment_table import after
-from fp8doctor.cost.matmul_counts import all_tokens
+from fp8doctor.cost.matmuls import all_tokens
 from fp8doctor.cost.step_cost import UNCERTAINTY, ModelledStep, modelled_step, with_tokens
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Saving, Treatment

@@ -10,8 +10,7 @@ from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layers import nothing_to_convert, to_convert
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.watched import Run
-from fp8doctor.cost.gemm import NoNumbers
-from fp8doctor.cost.matmul_counts import all_tokens, unseen_recompute
+from fp8doctor.cost.matmuls import NoNumbers, all_tokens, unseen_recompute
 from fp8doctor.cost.step_cost import (
     UNCERTAINTY,
     ModelledStep,

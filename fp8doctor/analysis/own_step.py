@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.layers import stores_fp8
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
-from fp8doctor.cost.matmul_counts import gemms, micro_batches, passes, rows_seen
+from fp8doctor.cost.matmuls import gemms, micro_batches, passes, rows_seen
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import why_of

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.treatment_table import PAD_VOCABULARY
-from fp8doctor.cost.gemm import MULTIPLE, padded_side
-from fp8doctor.cost.matmul_counts import is_grouped, rows_seen
+from fp8doctor.cost.matmuls import MULTIPLE, is_grouped, padded_side, rows_seen
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural

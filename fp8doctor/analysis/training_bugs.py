@@ -13,7 +13,7 @@ from packaging.version import Version
 from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
 from fp8doctor.analysis.recipe_support import capability, cudnn_line, gpus_of, parsed, transformer_engine_line
-from fp8doctor.cost.matmul_counts import covers
+from fp8doctor.cost.matmuls import covers
 from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
 from fp8doctor.recipes import STACKS
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import to_convert
-from fp8doctor.cost.gemm import padded_side
+from fp8doctor.cost.matmuls import padded_side
 from fp8doctor.cost.step_cost import (
     in_bf16,
     in_fp8,

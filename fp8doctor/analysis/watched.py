@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm, timed_on_cpu
 from fp8doctor.analysis.significance import EVEN, WIDEST, Number, interval
-from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.cost.matmuls import micro_batches
 from fp8doctor.facts import Arm, ArmName, Facts, Observation, Rank, if_recorded, recorded
 from fp8doctor.wording import minus, percent
 

@@ -22,7 +22,7 @@ from fp8doctor.answer.open_questions import doubts_of, open_questions, unchecked
 from fp8doctor.answer.record import Answer
 from fp8doctor.answer.steps import timed_steps
 from fp8doctor.answer.verdict import Status, Verdict
-from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.cost.matmuls import micro_batches
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import without_fp8
 from fp8doctor.diagnosis.estimate import Expected

@@ -8,7 +8,7 @@ from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
 from fp8doctor.analysis.step_difference import signed
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
-from fp8doctor.cost.matmul_counts import rows_of
+from fp8doctor.cost.matmuls import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded

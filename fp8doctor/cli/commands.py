@@ -21,6 +21,7 @@ from fp8doctor.cli.console import (
 )
 from fp8doctor.cli.options import (
     WORDS,
+    ProjectCommand,
     Rare,
     count,
     gate_options,
@@ -30,7 +31,6 @@ from fp8doctor.cli.options import (
     option,
     output_options,
 )
-from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 from fp8doctor.version import VERSION
 from fp8doctor.wording import did_you_mean

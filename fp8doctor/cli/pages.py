@@ -12,6 +12,7 @@ from fp8doctor.cli.gate import Gate, exit_code, is_same_job
 from fp8doctor.cli.options import (
     READ,
     STRICT,
+    ProjectCommand,
     choice,
     count,
     delivery_options,
@@ -23,7 +24,6 @@ from fp8doctor.cli.options import (
     output_options,
     report_options,
 )
-from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.traces import conclude
 from fp8doctor.errors import UserError
@@ -157,7 +157,7 @@ def adapters(
 
 
 FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "megatron")
-"""Those that `fp8doctor.planning.frameworks` writes lines for, which the help does not import."""
+"""Those that `fp8doctor.planning.plan_document` writes lines for, which the help does not import."""
 
 
 @click.command(

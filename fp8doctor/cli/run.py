@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from fp8doctor.answer.commands import launcher
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
 from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, keep_apart
-from fp8doctor.cli.options import FILE, count, gate_options, number, option, report_options
-from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.cli.options import FILE, ProjectCommand, count, gate_options, number, option, report_options
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError, has_torch, torch_line

@@ -4,8 +4,15 @@ Lengths count elements, times are in ms. research/benchmarks/cost_model.py has t
 Checks read these names as ``kit.cost``.
 """
 
-from fp8doctor.cost.gemm import PADDED, amdahl, large_gemm_speedup
 from fp8doctor.cost.layer import mxfp8_experts
-from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, routed_rows, rows_seen
+from fp8doctor.cost.matmuls import (
+    PADDED,
+    amdahl,
+    is_grouped,
+    large_gemm_speedup,
+    micro_batches,
+    routed_rows,
+    rows_seen,
+)
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.gpus import modelled_gpu

@@ -8,8 +8,15 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS, NoNumbers, matmuls_ms
-from fp8doctor.cost.matmul_counts import gemms, is_grouped, one_by_one, routed_rows
+from fp8doctor.cost.matmuls import (
+    KERNEL_LAUNCH_MS,
+    NoNumbers,
+    gemms,
+    is_grouped,
+    matmuls_ms,
+    one_by_one,
+    routed_rows,
+)
 from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.gpus import MEMORY_EFFICIENCY, GpuSpec, gpu_spec, memory_ms

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.gemm import NoNumbers
 from fp8doctor.cost.layer import Call, in_plain_bf16, layer_ms, recipe_on, uncompiled
-from fp8doctor.cost.matmul_counts import (
+from fp8doctor.cost.matmuls import (
     TE_RECOMPUTE_HOST_MS,
+    NoNumbers,
     calls_of,
     launches,
     micro_batches,

@@ -9,7 +9,7 @@ from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import Estimate, estimate
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, after, traits
 from fp8doctor.analysis.watched import watched_run
-from fp8doctor.cost.gemm import NoNumbers
+from fp8doctor.cost.matmuls import NoNumbers
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged

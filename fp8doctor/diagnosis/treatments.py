@@ -45,7 +45,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.cost.matmuls import micro_batches
 from fp8doctor.facts import Facts, Linear
 from fp8doctor.facts.arm_names import ArmName, keeps_users_compilation
 from fp8doctor.facts.arm_names import recipe_of as converted_to

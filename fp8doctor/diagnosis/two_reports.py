@@ -11,13 +11,8 @@ from fp8doctor.analysis.layers import tokens_of
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.own_step import as_is, watched
 from fp8doctor.analysis.significance import Number, interval
-from fp8doctor.analysis.step_difference import (
-    Waterfall,
-    parts_in_words,
-    signed,
-    waterfall,
-)
-from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.analysis.step_difference import Waterfall, parts_in_words, signed, waterfall
+from fp8doctor.cost.matmuls import micro_batches
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.facts import Facts, Package, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason

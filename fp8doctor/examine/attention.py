@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.examine.checkpointing import huggingface_flag
-from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.linears import PRETRAINED
+from fp8doctor.examine.marks import chain, huggingface_flag
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Attention
 from fp8doctor.stacks.looking import (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
-from fp8doctor.stacks import sharding_private, torch_private
+from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import Ancestor, class_name, lineage, parameters_of, read
 from fp8doctor.stacks.transformer_engine import amax_group
 
@@ -66,7 +66,7 @@ def fsdp2_weight(place: Place) -> Tensor | None:
 def is_fsdp2(place: Place) -> bool:
     """Tell if ``fully_shard`` was called on this module, whose class it replaces."""
     return any(
-        base.__name__ == "FSDPModule" and str(base.__module__).startswith(sharding_private.FSDP2)
+        base.__name__ == "FSDPModule" and str(base.__module__).startswith(torch_private.FSDP2)
         for base in type(place.module).__mro__
     )
 
@@ -76,7 +76,7 @@ def gathered_as(place: Place) -> str | None:
     for at in place.upwards():
         sharded = is_fsdp2(at)
         policies = [read(each, "mixed_precision") for each in at.wrappers]
-        policies += [sharding_private.fsdp2_policy(at.module)] if sharded else []
+        policies += [torch_private.fsdp2_policy(at.module)] if sharded else []
         dtype = next(filter(None, (read(policy, "param_dtype") for policy in policies)), None)
         if dtype is not None or sharded:
             return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fp8doctor.examine.attention import examine_attention
-from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.distributed import is_fsdp2
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, examine_scaling, find_layers
+from fp8doctor.examine.marks import forward_of_torch, is_called
 from fp8doctor.examine.walk import Place, Tree, experts_of, hooks
 from fp8doctor.facts import NOT_RECORDED, Blocks, Network
 from fp8doctor.facts.scrub import scrub

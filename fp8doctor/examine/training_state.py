@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.examine.attention import examine_cache
-from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.distributed import examine_distributed
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
+from fp8doctor.examine.marks import chain
 from fp8doctor.examine.walk import Tree
 from fp8doctor.facts import NOT_RECORDED, Accelerate, Dynamo, Network, TrainerArguments, Training
 from fp8doctor.loading.job import Job
@@ -29,12 +29,15 @@ from fp8doctor.stacks.looking import (
     forward_of,
     held_by,
     home,
+    innermost,
     is_a,
     lineage,
+    parameters_in,
     read,
     state_of,
+    unwrapped,
+    written_back,
 )
-from fp8doctor.stacks.optimizers import innermost, parameters_in, unwrapped, written_back
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import whole_size
 

@@ -14,8 +14,15 @@ import msgspec
 from torch import nn
 
 from fp8doctor.errors import UserError
-from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
-from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
+from fp8doctor.examine.marks import (
+    checkpointing_of,
+    compile_mark,
+    forward_of_torch,
+    is_called,
+    is_disabled,
+    is_layer,
+    step_mark,
+)
 from fp8doctor.facts import NOT_RECORDED, Checkpointing, CompileMark
 from fp8doctor.stacks.looking import (
     Ancestor,

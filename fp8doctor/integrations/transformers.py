@@ -5,7 +5,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from fp8doctor.integrations.watching import Watching
-from fp8doctor.stacks.optimizers import unwrapped
+from fp8doctor.stacks.looking import unwrapped
 
 
 class FP8DoctorCallback(Watching, TrainerCallback):

@@ -13,7 +13,7 @@ from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE, margin
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.cost.gemm import NoNumbers
+from fp8doctor.cost.matmuls import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Record

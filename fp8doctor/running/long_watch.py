@@ -34,8 +34,7 @@ from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import is_fp8
-from fp8doctor.stacks.looking import tensors_of
-from fp8doctor.stacks.optimizers import parameters_in
+from fp8doctor.stacks.looking import parameters_in, tensors_of
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.wording import plural, sentence

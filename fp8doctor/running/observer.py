@@ -30,7 +30,7 @@ from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import LiveObjects, owner_of
 from fp8doctor.signals import signals_deferred
-from fp8doctor.stacks.optimizers import parameters_in
+from fp8doctor.stacks.looking import parameters_in
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.wording import error_in_words, plural
 

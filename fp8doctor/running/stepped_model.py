@@ -16,10 +16,19 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from fp8doctor.examine.compile_marks import compile_mark
+from fp8doctor.examine.marks import compile_mark
 from fp8doctor.loading.job import is_trainer
-from fp8doctor.stacks.looking import children_of, is_a, modules_of, parameters_of, read, read_class, state_of
-from fp8doctor.stacks.optimizers import parameters_in, written_back
+from fp8doctor.stacks.looking import (
+    children_of,
+    is_a,
+    modules_of,
+    parameters_in,
+    parameters_of,
+    read,
+    read_class,
+    state_of,
+    written_back,
+)
 from fp8doctor.stacks.tensors import whole_size
 
 MOST = 0.5

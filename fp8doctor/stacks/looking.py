@@ -1,4 +1,4 @@
-"""Read the user's objects without running the user's code.
+"""Read the user's objects, optimizers among them, without running the user's code.
 
 ``getattr`` runs properties, ``__getattr__`` and parametrizations, which may draw random numbers, write or
 raise. This reads an object's dictionary, a module's members, and the class; a descriptor runs only if a
@@ -275,3 +275,36 @@ def class_name(kind: type) -> str:
     """Return the qualified name of a class, past FSDP2's."""
     module, name = lineage(kind)[0]
     return f"{module}.{name}"
+
+
+def parameters_in(optimizer: Any) -> Iterator[Any]:
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from group["params"]
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside Accelerate's wrapper, with the same groups."""
+    of_accelerate = ancestor(type(optimizer), "accelerate.", ("AcceleratedOptimizer",))
+    return state_of(optimizer).get("optimizer", optimizer) if of_accelerate else optimizer
+
+
+def innermost(optimizer: Any) -> Any:
+    """Return the optimizer inside all wrappers, which may hold parameter copies."""
+    inner = optimizer
+    while inner is not None:
+        optimizer, state = inner, state_of(inner)
+        inner = state.get("optimizer", state.get("_optimizer"))  # the second is Lightning's
+    return optimizer
+
+
+def written_back(wrapper: Any) -> list[Parameter]:
+    """Return a wrapper's own parameters, which it updates from the stepped copies.
+
+    DeepSpeed 0.19.8 keeps them in lists by group, or by part of one, with ZeRO (stages 1 to 3) and without.
+    """
+    from torch.nn import Parameter
+
+    held = list(state_of(wrapper).values())
+    for _ in range(3):
+        held = [inner for each in held for inner in (each if type(each) in (list, tuple) else (each,))]
+    return list({id(each): each for each in held if is_a(each, Parameter)}.values())

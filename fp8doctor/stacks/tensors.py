@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8doctor.stacks import te_private
 from fp8doctor.stacks.looking import TENSOR, acts_on_its_death, class_name, home, is_module, lineage, read
-from fp8doctor.stacks.sharding_private import local_tensor
-from fp8doctor.stacks.torch_private import FAKE_TENSOR
+from fp8doctor.stacks.torch_private import FAKE_TENSOR, local_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor

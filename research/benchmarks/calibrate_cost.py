@@ -6,7 +6,7 @@ how far the model of a GEMM is off before and after, beside torchao's roofline o
 with ``--only grid`` it prints casts and matmuls by recipe. It changes no file: a constant is taken over by
 hand, with the sweep named as its source, and `cost_model.py` then says what that does to whole steps.
 
-The sweep runs back to back, at the clock that the power limit leaves; `gemm.IN_A_STEP` comes from kernel
+The sweep runs back to back, at the clock that the power limit leaves; `matmuls.IN_A_STEP` comes from kernel
 times of whole steps. Casts were timed alone: in a step they are fused with their neighbours. What a sweep
 does not hold is left out, and short times hold the host's launches where ``not_captured`` is not empty.
 """
@@ -27,9 +27,9 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import gpus
-from fp8doctor.cost import gemm, step_cost
-from fp8doctor.cost.gemm import NoNumbers, matmuls_ms
+from fp8doctor.cost import matmuls, step_cost
 from fp8doctor.cost.layer import layer_casts_ms
+from fp8doctor.cost.matmuls import NoNumbers, matmuls_ms
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import RECIPES, TORCHAO, of_stack
 from research.benchmarks.measured_steps import gemm_errors, gemm_rows
@@ -38,7 +38,7 @@ from tests.recordings import text_of
 SWEEP = Path(__file__).resolve().parent / "measured" / "h200_sweep.json.gz"
 
 EFFICIENCIES = ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "UNALIGNED")
-"""What is fitted beside the tile's part of `gemm.BACK_TO_BACK`."""
+"""What is fitted beside the tile's part of `matmuls.BACK_TO_BACK`."""
 
 STEPS = (1.2, 1.05, 1.01)
 """Factors that the fit tries up and down, coarse to fine."""
@@ -184,7 +184,11 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
             found.append((constant, now, ms * effective / elements))
     for kind, m, k, n, burst, sustained, *_ in sweep["clocks"]:
         found.append(
-            (f"gemm.BACK_TO_BACK clock ({kind} at {(m, k, n)})", gemm.BACK_TO_BACK.clock, burst / sustained)
+            (
+                f"matmuls.BACK_TO_BACK clock ({kind} at {(m, k, n)})",
+                matmuls.BACK_TO_BACK.clock,
+                burst / sustained,
+            )
         )
     for width, efficiency in step_cost.ATTENTION_EFFICIENCY.items():
         rates = [
@@ -283,31 +287,29 @@ def total(measured: dict[tuple[str, ...], float], recipe: str, role: str) -> Any
 
 
 def fitted(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
-    """The constants of `fp8doctor.cost.gemm` that bring the sweep nearest, one after the other; they stay set
-    in this process."""
-    start = {name: getattr(gemm, name) for name in EFFICIENCIES}
-    pace = gemm.BACK_TO_BACK
+    """The constants of `fp8doctor.cost.matmuls` that bring the sweep nearest, one after the other; they stay
+    set in this process."""
+    start = {name: getattr(matmuls, name) for name in EFFICIENCIES}
+    pace = matmuls.BACK_TO_BACK
     factors = dict.fromkeys((*EFFICIENCIES, "tile_ms"), 1.0)
     rows = list(gemm_rows(sweep))
 
     def error() -> float:
         for name in EFFICIENCIES:
-            setattr(gemm, name, start[name] * factors[name])
-        gemm.BACK_TO_BACK = pace._replace(tile_ms=pace.tile_ms * factors["tile_ms"])
-        gemm.gemm_ms.cache_clear()
+            setattr(matmuls, name, start[name] * factors[name])
+        matmuls.BACK_TO_BACK = pace._replace(tile_ms=pace.tile_ms * factors["tile_ms"])
+        matmuls.gemm_ms.cache_clear()
         times = (
-            (gemm.gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK), ms)
+            (matmuls.gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=matmuls.BACK_TO_BACK), ms)
             for kind, _, shape, ms in rows
         )
         return statistics.mean(abs(math.log(modelled / ms)) for modelled, ms in times)
 
     descend(error, factors)
-    found = [
-        (f"gemm.{name}", f"{start[name]:.4g}", f"{start[name] * factors[name]:.4g}") for name in EFFICIENCIES
-    ]
+    found = [(name, f"{start[name]:.4g}", f"{start[name] * factors[name]:.4g}") for name in EFFICIENCIES]
     return [
         *found,
-        ("gemm.BACK_TO_BACK tile_ms", f"{pace.tile_ms:.4g}", f"{pace.tile_ms * factors['tile_ms']:.4g}"),
+        ("matmuls.BACK_TO_BACK tile_ms", f"{pace.tile_ms:.4g}", f"{pace.tile_ms * factors['tile_ms']:.4g}"),
     ]
 
 

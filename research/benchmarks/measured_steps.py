@@ -14,8 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.cost import gemm
-from fp8doctor.cost.gemm import gemm_ms
+from fp8doctor.cost import matmuls
+from fp8doctor.cost.matmuls import gemm_ms
 from fp8doctor.cost.step_cost import LOSS_BYTES, logits, priced, work_of
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Workload
 from fp8doctor.gpus import GpuSpec, gpu_spec
@@ -280,7 +280,7 @@ def gemm_errors(sweep: dict[str, Any], gpu: GpuSpec) -> list[tuple[str, int, flo
     for kind, role, shape, ms in gemm_rows(sweep):
         dtype = torch.bfloat16 if kind == "bf16" else torch.float8_e4m3fn
         theirs = 1e3 * float(roofline.get_individual_gemm_time_sympy(*shape, dtype, None, torchao_gpu()))
-        ours = gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=gemm.BACK_TO_BACK)
+        ours = gemm_ms(*shape, gpu, fp8=kind != "bf16", pace=matmuls.BACK_TO_BACK)
         size = "narrow" if min(shape) < 256 else "under 0.05 ms" if ms < 0.05 else "larger"
         pair = abs(ours / ms - 1), abs(theirs / ms - 1)
         for label in (f"{kind}, {size}", f"{kind}, {role}", "all"):

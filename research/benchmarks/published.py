@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import gpu_class
-from fp8doctor.cost.gemm import BACK_TO_BACK, scaled_gemm_ms
 from fp8doctor.cost.layer import layer_casts_ms
+from fp8doctor.cost.matmuls import BACK_TO_BACK, scaled_gemm_ms
 from fp8doctor.facts import Facts
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.planned import facts_of as planned_facts

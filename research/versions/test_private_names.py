@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.examine import fp8_conversion
-from fp8doctor.stacks import sharding_private, te_private, torch_private, torchao
+from fp8doctor.stacks import te_private, torch_private, torchao
 from tests.stand_ins import transformer_engine
 
 
@@ -177,8 +177,8 @@ def test_wrappers_of_torch_distributed() -> None:
     assert torch_private.COMPILED_CHILD in dict(torch.compile(nn.Linear(2, 2)).named_children())
     importlib.import_module("torch.distributed._composable_state")
 
-    assert sharding_private.fsdp2_policy(nn.Linear(2, 2)) is None
-    assert sharding_private.local_tensor(torch.ones(2)) is None
+    assert torch_private.fsdp2_policy(nn.Linear(2, 2)) is None
+    assert torch_private.local_tensor(torch.ones(2)) is None
 
 
 def test_a_name_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

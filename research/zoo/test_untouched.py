@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
-from fp8doctor.cost.matmul_counts import rows_seen
+from fp8doctor.cost.matmuls import rows_seen
 from fp8doctor.facts import recorded
 from tests import test_untouched_models as gate
 from tests.looked import looked

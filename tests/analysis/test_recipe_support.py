@@ -7,7 +7,7 @@ from packaging.specifiers import SpecifierSet
 
 from fp8doctor.analysis.recipe_support import transformer_engine_line, unaligned
 from fp8doctor.facts import Facts, Software
-from fp8doctor.facts.examples import float8
+from fp8doctor.kit import float8
 
 
 @pytest.mark.parametrize(

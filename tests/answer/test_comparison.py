@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, STAY_IN_BF16, after
-from fp8doctor.cost.matmul_counts import all_tokens
+from fp8doctor.cost.matmuls import all_tokens
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fp8doctor.cli.project import project_near
+from fp8doctor.cli.options import project_near
 from tests.cli.command import fp8doctor
 
 NOBODY = 65534
@@ -29,7 +29,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """The options that hold in a folder, and what was said."""
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fp8doctor.cli.project.complain", said.append)
+        patch.setattr("fp8doctor.cli.options.complain", said.append)
         return dict(project_near(str(folder / "train.py")).options), said
 
 

@@ -16,8 +16,8 @@ from transformers import TrainingArguments
 from fp8doctor.cli.pages import FRAMEWORKS
 from fp8doctor.planned import facts_of
 from fp8doctor.planning.estimates import Row
-from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.job_options import Options
+from fp8doctor.planning.plan_document import setups
 from tests.examine.models import llama
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.examine.compile_marks import is_disabled
+from fp8doctor.examine.marks import is_disabled
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments.forms import compile_blocks, strip_compile_marks

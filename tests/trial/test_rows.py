@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchao.float8 import convert_to_float8_training
 from transformers import T5Config, T5ForConditionalGeneration
 
-from fp8doctor.cost.matmul_counts import passes, rows_of
+from fp8doctor.cost.matmuls import passes, rows_of
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.optimizers import innermost, parameters_in
+from fp8doctor.stacks.looking import innermost, parameters_in
 from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, shared_by_copies

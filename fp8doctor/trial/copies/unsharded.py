@@ -10,11 +10,16 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.looking import class_name
-from fp8doctor.stacks.optimizers import innermost, parameters_in
-from fp8doctor.stacks.sharding_private import fsdp1_parameters, fsdp2_policy, is_fsdps, without_fsdps
+from fp8doctor.stacks.looking import class_name, innermost, parameters_in
 from fp8doctor.stacks.tensors import PLAIN, local, tensors
-from fp8doctor.stacks.torch_private import behind_compile, context_of
+from fp8doctor.stacks.torch_private import (
+    behind_compile,
+    context_of,
+    fsdp1_parameters,
+    fsdp2_policy,
+    is_fsdps,
+    without_fsdps,
+)
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.copies.shards import InputCastHook, partial_step_optimizer, stand_in

@@ -19,9 +19,9 @@ from torch import nn
 
 from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.layers import OWN_FUNCTION, QUANTIZES
-from fp8doctor.cost.matmul_counts import passes, step_tokens
-from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
+from fp8doctor.cost.matmuls import passes, step_tokens
 from fp8doctor.examine.linears import with_shares
+from fp8doctor.examine.marks import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
 from fp8doctor.facts import NOT_RECORDED, Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import modules_of

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.compile_coverage import is_below
-from fp8doctor.examine.compile_marks import compile_mark, step_mark
+from fp8doctor.examine.marks import compile_mark, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import recognise
-from fp8doctor.stacks.optimizers import parameters_in
+from fp8doctor.stacks.looking import parameters_in
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth

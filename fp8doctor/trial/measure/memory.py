@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fp8doctor.facts import MemoryParts
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import torch_private
-from fp8doctor.stacks.optimizers import parameters_in
+from fp8doctor.stacks.looking import parameters_in
 from fp8doctor.stacks.tensors import plain, tensors
 from fp8doctor.trial.copies.depth import Plan
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.optimizers import parameters_in
+from fp8doctor.stacks.looking import parameters_in
 from fp8doctor.stacks.tensors import has_data, plain, tensors
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.state.users import of_the_job

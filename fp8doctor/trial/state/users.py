@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import names_in
-from fp8doctor.stacks.looking import is_a, is_module, state_of
-from fp8doctor.stacks.optimizers import innermost, parameters_in
+from fp8doctor.stacks.looking import innermost, is_a, is_module, parameters_in, state_of
 
 _log = logging.getLogger("fp8doctor")
 

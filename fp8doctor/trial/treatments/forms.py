@@ -10,13 +10,12 @@ from torch import nn
 from fp8doctor.analysis.compile_coverage import has_unlike_sizes, is_below, is_inside, needs_compile
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL, has_fused_form
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.examine.checkpointing import huggingface_flag
-from fp8doctor.examine.compile_marks import forward_of_torch
+from fp8doctor.examine.marks import forward_of_torch, huggingface_flag
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import bf16_counterpart
-from fp8doctor.stacks.optimizers import innermost, parameters_in
+from fp8doctor.stacks.looking import innermost, parameters_in
 from fp8doctor.stacks.torch_private import (
     CHECKPOINTED_CHILD,
     behind_compile,

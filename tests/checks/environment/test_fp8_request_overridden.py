@@ -13,7 +13,7 @@ from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, LAUNCHER_FINGERP
 from fp8doctor.checks.environment.fp8_request_overridden import FIRES, FP8, SILENT
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, TrainerArguments
-from fp8doctor.facts.examples import float8
+from fp8doctor.kit import float8
 from fp8doctor.registry import discover, run
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of, settings
 from tests.programs import facts_of, printed

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.facts import Facts, Network, Workload
-from fp8doctor.facts.examples import float8 as example_layer
 from fp8doctor.finding import Finding
+from fp8doctor.kit import float8 as example_layer
 from tests.checks.models import float8, llama_1b
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.examine.models import llama, lora, low_rank

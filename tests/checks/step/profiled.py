@@ -9,14 +9,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fp8doctor.facts import Arm, Breakdown, examples
+from fp8doctor import kit
+from fp8doctor.facts import Arm, Breakdown
 from tests.checks.arms import ran
 
 
 def breakdown(step_ms: float, *, host_wait_pct: float | None = 5.0, **families: float) -> Breakdown:
     """A reliable breakdown of a step whose time in none of the families is idle."""
     idle_ms, read = step_ms - sum(families.values()), {"scale": 1.0, "unclassified_pct": 0.0, "groups": ()}
-    made = examples.profiled("", families, idle_ms, host_wait_pct=host_wait_pct, **read)
+    made = kit.profiled("", families, idle_ms, host_wait_pct=host_wait_pct, **read)
     return made.breakdown
 
 
