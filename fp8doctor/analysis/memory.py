@@ -47,6 +47,8 @@ class Peak(NamedTuple):
     """At the start of the backward; None if unknown."""
     dequantized: float = 0.0
     """Copies in 16 bits of stored weights, kept for the backward."""
+    accumulates: bool = False
+    """Whether a step has several micro-batches: all but the first add to gradients that are there."""
 
     @property
     def in_both(self) -> float:
@@ -55,13 +57,14 @@ class Peak(NamedTuple):
 
     @property
     def fixed(self) -> float:
-        """The part that does not grow with the batch."""
-        return self.weights + self.optimizer + self.fp8_copies + self.dequantized
+        """The part that does not grow with the batch, next to activations."""
+        held = self.weights + self.optimizer + self.fp8_copies + self.dequantized
+        return held + self.gradients * self.accumulates
 
     @property
     def gib(self) -> float:
         """Add up: gradients take the place of activations. A lower bound if those are unknown."""
-        return self.fixed + max(self.gradients, self.activations or 0.0)
+        return self.fixed + max(self.gradients * (not self.accumulates), self.activations or 0.0)
 
     @property
     def least_gib(self) -> float:
@@ -74,7 +77,8 @@ class Peak(NamedTuple):
         room = USABLE * whole_gib - self.fixed
         if not self.activations or not batch:
             return None
-        return math.floor(batch * room / self.activations) if room >= self.gradients else 0
+        fits = room >= self.gradients * (not self.accumulates)
+        return math.floor(batch * room / self.activations) if fits else 0
 
 
 def estimated_peak(facts: Facts) -> Peak | None:
@@ -89,7 +93,8 @@ def estimated_peak(facts: Facts) -> Peak | None:
     trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
     kept, dequantized = if_recorded(kept_gib, facts), if_recorded(dequantized_gib, facts) or 0.0
     each_gib = network.trainable_parameters / GIB / shards if name.endswith("8bit") else trained
-    return Peak(weights, trained, states * each_gib, copies_gib(facts, network.fp8), kept, dequantized)
+    copies, several = copies_gib(facts, network.fp8), (facts.get("workload.accumulate") or 1) > 1
+    return Peak(weights, trained, states * each_gib, copies, kept, dequantized, several)
 
 
 def gpu_gib(facts: Facts) -> float | None:
@@ -228,7 +233,8 @@ def memory_row(facts: Facts) -> str:
         "weights and optimizer": peak.weights + peak.optimizer,
         "FP8 copies": peak.fp8_copies,
         "dequantized weights": peak.dequantized,
-        "gradients" if peak.gradients > kept else "activations": max(peak.gradients, kept),
+        "gradients": peak.gradients * (peak.accumulates or peak.gradients > kept),
+        "activations": kept * (peak.accumulates or peak.gradients <= kept),
     }
     unknown = ["activations unknown"] if peak.activations is None else []
     told = ", ".join((*(_shown(parts) if peak.gib >= 1.0 else ()), *unknown, "estimated"))

@@ -91,7 +91,8 @@ def _with(changes: Iterable[Change], facts: Facts, found: Fit) -> list[tuple[Tre
 
 
 def smaller_batch(facts: Facts, found: Fit, peak: Peak) -> After:
-    most, batch = peak.samples(found.gpu_gib, found.batch), found.batch
+    peak, batch = peak._replace(accumulates=True), found.batch
+    most = peak.samples(found.gpu_gib, batch)
     if not most or not batch or most >= batch:
         return None
     count = math.ceil(batch / most)

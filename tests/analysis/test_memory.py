@@ -85,6 +85,18 @@ def test_a_batch_too_large_is_told_with_one_that_fits(times: int, too_large: boo
     assert (found.is_too_large, found.may_be_too_large) == (too_large, may_be)
 
 
+def test_gradients_of_one_micro_batch_are_there_beside_the_next() -> None:
+    facts = load_report(RECORDED / "h200-decoder_350m.json.gz").facts
+    once, times = (
+        estimated_peak(replace(facts, workload=replace(facts.workload, accumulate=count))) for count in (1, 4)
+    )
+    assert once
+    assert times
+    assert once.activations
+    assert times.gib == pytest.approx(once.fixed + once.gradients + once.activations)
+    assert times.samples(30.0, 64) < once.samples(30.0, 64)  # type: ignore[operator]
+
+
 def test_states_in_8_bits_and_a_frozen_model() -> None:
     facts = load_report(RECORDED / "h200-decoder_350m.json.gz").facts
     small = replace(facts, training=replace(facts.training, optimizer="torchao.optim.adam.AdamW8bit"))
