@@ -77,7 +77,8 @@ def _linear(
         why = f"{name} does not say how many of its experts a token visits"
         gaps["network.linears.flops_per_token"] = gaps["network.linears.flops_share_pct"] = why
     features, use = dict(layer.features), layer.use
-    if use == "storage" and layer.stack == plain.STACK and features.get("own_forward"):
+    own = features.get("own_forward") or "forward" in state_of(place.module)
+    if use == "storage" and layer.stack == plain.STACK and own:
         use = "unknown"  # until that forward is seen
     if place.parent and is_a(place.parent.module, nn.MultiheadAttention):
         features["functional"] = True

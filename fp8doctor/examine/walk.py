@@ -227,15 +227,21 @@ def walk(
 
 
 def _cover_where_called(places: list[Place]) -> None:
-    """Give modules that took the place of a layer's forward (kohya's LoRA) the cover of that layer."""
+    """Give modules that took a layer's forward (kohya's LoRA) its cover, and what follows it gradients."""
     takers = {id(read(state_of(each.module).get("forward"), "__self__")): each for each in places}
     below = [(each, takers[id(each.module)]) for each in places if id(each.module) in takers]
+    trained, so_far = set[str](), False
     while below:
         place, layer = below.pop()
         if place is not layer:
             place.compiled, place.watched = layer.compiled, layer.watched
             place.checkpointed, place.adapted = layer.checkpointed, layer.name
             below += [(child, layer) for child in place.children]
+            if trains(place.module):
+                trained.add(layer.name)
+    for place in places:
+        place.trainable_so_far |= so_far
+        so_far |= place.name in trained
 
 
 def adapter_parts(module: nn.Module) -> dict[str, str]:

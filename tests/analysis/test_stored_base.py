@@ -15,6 +15,7 @@ from fp8doctor.examine import examine
 from fp8doctor.report import Report
 from fp8doctor.trial.layers.rows import watch_copy
 from fp8doctor.trial.measure.budget import Budget, TrialRun
+from tests.examine.models import network
 from tests.looked import looked
 from tests.trial.test_rows import CPU, job
 
@@ -93,9 +94,34 @@ def test_adapters_next_to_the_model_run_where_their_layers_do(stored: bool) -> N
     beside, nested = (seen(nested=nested, stored=stored) for nested in (False, True))
     assert peak(beside).gib == pytest.approx(peak(nested).gib, rel=0.01)
     assert peak(beside).fixed == peak(nested).fixed
+    work = [
+        [e.flops_per_token for e in of.facts.linears() if e.adapter != "adapter"] for of in (beside, nested)
+    ]
+    assert work[0][1:] == work[1][1:]
     assert [each.name for each in beside.facts.network.blocks] == ["blocks"]
     layers = {each.layer for each in beside.facts.linears() if each.adapter == "adapter"}
     assert layers == {each.name for each in beside.facts.linears() if each.name.startswith("blocks.")}
+
+
+@pytest.mark.parametrize("in_fp8", [True, False])
+def test_a_forward_that_was_put_in_place_is_the_layers_own(in_fp8: bool) -> None:
+    """A default holds its layer, and kohya's LoRA keeps it as a function. It is unknown until seen."""
+    layer, one = nn.Linear(64, 64, bias=False).requires_grad_(False).bfloat16(), torch.ones(())
+    layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
+
+    def forward(x: Tensor, at: nn.Module = layer) -> Tensor:
+        weight, fp8 = at.get_parameter("weight"), torch.float8_e4m3fn
+        if not in_fp8:
+            return nn.functional.linear(x, weight.to(x.dtype))
+        return torch._scaled_mm(x.to(fp8), weight.t(), one, one, out_dtype=x.dtype)
+
+    layer.forward = forward  # type: ignore[assignment]
+    model = nn.Sequential(nn.Linear(64, 64).bfloat16(), layer)
+    model.network = Adapter(layer, nested=False)
+    assert network(model).linears[1].use == "unknown"
+    report = looked(model, torch.zeros(32, 64, dtype=torch.bfloat16))
+    assert (report.verdict.status == "step_raises") is in_fp8
+    assert report.facts.network.linears[1].use == "storage"
 
 
 def test_a_checkpointed_block_keeps_its_input_and_not_that_of_its_first_layer() -> None:

@@ -84,7 +84,13 @@ def calling_itself(inner: Any) -> Any:
     return forward
 
 
-@pytest.mark.parametrize("wrap", [calling, calling_itself, lambda it: calling(calling(it)), naming_itself])
+def by_default(forward: Any) -> Any:
+    return lambda x, inner=forward: inner(x)
+
+
+@pytest.mark.parametrize(
+    "wrap", [calling, calling_itself, lambda it: calling(calling(it)), naming_itself, by_default]
+)
 def test_a_wrapper_of_forward_is_rebuilt_around_the_copy(wrap: Any) -> None:
     model: Any = Stack()
     model.forward = wrap(model.forward)

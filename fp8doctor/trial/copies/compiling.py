@@ -142,6 +142,7 @@ class Rebuilding:
         if id(value) not in self._made:
             cells = tuple(types.CellType() for _ in value.__closure__ or ())
             clone = self._made[id(value)] = clone_function(value, cells)
+            clone.__defaults__ = value.__defaults__ and tuple(map(self.of, value.__defaults__))
             for new, old in zip(cells, value.__closure__ or (), strict=True):
                 if old != types.CellType():
                     new.cell_contents = self.of(old.cell_contents)

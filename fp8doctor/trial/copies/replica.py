@@ -107,8 +107,9 @@ def replicate(
                 hooks = getattr(copied, kind)
                 for key in [key for key, hook in hooks.items() if not _stays(hook)]:
                     del hooks[key]
-            if "forward" in module.__dict__:
-                copied.__dict__["forward"] = Rebuilding(memo).of(module.__dict__["forward"])
+            for name, value in module.__dict__.items():  # a LoRA keeps the forward that it replaced
+                if name == "forward" or (isinstance(value, types.FunctionType) and context_of(value) is None):
+                    copied.__dict__[name] = Rebuilding(memo).of(value)
             if (mark := context_of(compiled_call(module))) is not None:
                 compile_call(copied, mark)
     return (context(replica) if context else replica), memo
