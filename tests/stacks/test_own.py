@@ -97,25 +97,36 @@ class _Scaled(torch.autograd.Function):
         return gradient @ weight, gradient.t() @ x
 
 
+@torch.library.custom_op("somebody::mm", mutates_args=())
+def operator(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """An operator that keeps its FP8 tensors for the backward, as modded-nanogpt's."""
+    return x @ weight.t(), x.to(torch.float8_e4m3fn)
+
+
+operator.register_fake(lambda x, weight: (x @ weight.t(), x.to(torch.float8_e4m3fn)))
+
+
 class _Calling(nn.Module):
     """Holds a Linear, or a Parameter alone, and multiplies it in a function of its own or plainly."""
 
-    def __init__(self, *, linear: bool, fp8: bool) -> None:
+    def __init__(self, *, linear: bool, fp8: bool | str) -> None:
         super().__init__()
         self.held = nn.Linear(64, 64, bias=False) if linear else nn.Parameter(torch.zeros(64, 64))
         self.fp8 = fp8
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = getattr(self.held, "weight", self.held)
+        if self.fp8 == "operator":
+            return torch.ops.somebody.mm(x, weight)[0]  # type: ignore[no-any-return]
         return _Scaled.apply(x, weight) if self.fp8 else x @ weight.t()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("linear", [True, False])
-@pytest.mark.parametrize("fp8", [True, False])
-def test_fp8_in_a_function_is_seen_in_a_forward(linear: bool, fp8: bool) -> None:
+@pytest.mark.parametrize("fp8", [True, False, "operator"])
+def test_fp8_in_a_function_is_seen_in_a_forward(linear: bool, fp8: bool | str) -> None:
     """Such a model is never told to train in BF16, or to convert."""
     report = looked(_Calling(linear=linear, fp8=fp8).bfloat16(), torch.zeros(32, 64, dtype=torch.bfloat16))
-    assert bool(report.facts.network.fp8_calls) is fp8
+    assert bool(report.facts.network.fp8_calls) is bool(fp8)
     if fp8:
         assert report.verdict.status == "open"
         assert report.prescription == ()

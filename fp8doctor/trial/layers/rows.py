@@ -132,7 +132,7 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         if rows.keys() >= {*layers, *experts} and not next_is_told:
             break
     seen = calls.seen(layers, model, kept_blocks=kept_blocks)
-    if not seen.first_microbatch and _may_pass_it(job, facts):
+    if _may_pass_it(job, facts):
         seen.first_microbatch = NOT_RECORDED
     names = {id(module): cleaned(name) for name, module in modules_of(model)}
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
@@ -153,7 +153,7 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
 
 
 def _may_pass_it(job: Job, facts: Facts) -> bool:
-    """Return whether `FIRST_MICROBATCH` may be passed unseen: by the user's own call, or in a subclass."""
+    """Return whether `FIRST_MICROBATCH` may be passed unseen: in a subclass, or by the user's own call."""
     original = unwrapped(job.model)
     kinds = {cleaned(name): class_name(type(module)) for name, module in modules_of(original)}
     takes = not job.training_step and FIRST_MICROBATCH in inspect.signature(original.forward).parameters
@@ -233,9 +233,10 @@ class Products(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        output = function(*args, **kwargs)
         if (found := PRODUCT.search(name)) is not None:
             given = list(tensors((*args, *kwargs.values())))
-            if any(map(is_float8, given)):
+            if any(map(is_float8, (*given, *tensors(output)))):  # an operator of the user's own may cast
                 self.in_fp8[name] = None
             if function is functional.linear and id(given[1]) in self.fixed and not has_data(given[0]):
                 _refuse_other_dtype(*given[:2])
@@ -250,7 +251,7 @@ class Products(TorchFunctionMode):
                 if autocast_now() is None and {each.dtype for each in given[:2]} == {torch.float32}:
                     self.in_fp32[self._calls.running] += sum(each.numel() for each in given[:2])
                 self._note_experts(given)
-        return function(*args, **kwargs)
+        return output
 
     def _note_experts(self, given: list[torch.Tensor]) -> None:
         if len(given) < 2 or not is_plain(given[1]):

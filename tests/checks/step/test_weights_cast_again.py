@@ -71,5 +71,7 @@ def test_an_argument_that_nobody_passed_is_known_of_plain_layers(
         model.layer = layer(4096, 4096, bias=False).bfloat16()
     with te.autocast(enabled=True, recipe=te.Float8CurrentScaling()):
         model.layer(batch)
-    report = looked(model, batch, accumulate=4, assume_gpu="H100")
-    assert next(each.outcome for each in report.outcomes if each.code == "STP008") == outcome
+    of_one = {"x": batch, "is_first_microbatch": True}  # says nothing of the others
+    for given in (batch, of_one) if kind is Handing else (batch,):
+        report = looked(model, given, accumulate=4, assume_gpu="H100")
+        assert next(each.outcome for each in report.outcomes if each.code == "STP008") == outcome
