@@ -29,7 +29,11 @@ KNOWN: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         {"stack": "huggingface"},
     ),
     ("bitsandbytes.", ("Linear4bit", "Linear8bitLt"), {"stack": "bitsandbytes", "use": "storage"}),
-    ("nanochat.fp8", ("Float8Linear",), {"stack": NANOCHAT.name, "use": "training", "recipe": "tensorwise"}),
+    (
+        "nanochat.fp8",
+        ("Float8Linear",),
+        {"stack": NANOCHAT.name, "use": "training", "recipe": "tensorwise", "features": {}},
+    ),
 )
 """Packages, their classes, and what differs from a plain layer."""
 

@@ -27,6 +27,7 @@ def test_its_layers_are_fp8_layers_with_a_recipe() -> None:
     assert (layer.use, layer.recipe, layer.kind) == ("training", "tensorwise", "nanochat.fp8.Float8Linear")
     assert recipe_of(layer) == TENSORWISE
     assert needs_compile(layer)
+    assert not layer.features  # its forward is known
 
 
 def test_a_class_of_that_name_from_elsewhere_is_the_users_own() -> None:
