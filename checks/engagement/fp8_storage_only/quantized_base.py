@@ -37,11 +37,7 @@ def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     return kit.Finding(
         title=f"FP8 training is combined with {kit.plural(len(quantized), 'Linear')} with quantized weights",
         explanation=CONVERTED.format(swapped) if swapped else LEFT_OUT,
-        evidence={
-            "quantized_linears": len(quantized),
-            "converted": swapped,
-            "asked_by": asked,
-        },
+        evidence={"quantized_linears": len(quantized), "converted": swapped, "asked_by": asked},
         treatment=ONE_OF_THEM,
     )
 

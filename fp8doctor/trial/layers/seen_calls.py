@@ -357,9 +357,5 @@ def _called(mark: Checkpointing, call: Call) -> Checkpointing:
     known: dict[str, Any] = {}
     if TRANSFORMER_ENGINE in sys.modules:
         around = call.inside_fp8 and not call.opens_fp8
-        known = {
-            "library": call.library,
-            "opens_fp8_autocast": call.opens_fp8,
-            "fp8_autocast_around": around,
-        }
+        known = {"library": call.library, "opens_fp8_autocast": call.opens_fp8, "fp8_autocast_around": around}
     return msgspec.structs.replace(mark, active=True, reentrant=call.reentrant, **known)
