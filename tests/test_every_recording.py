@@ -18,9 +18,9 @@ from fp8doctor.analysis.modelled_speedup import TAKES_NONE
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, family, traits
 from fp8doctor.answer.open_questions import UNCOMPILED
+from fp8doctor.answer.verdict import invalidates
 from fp8doctor.cli.fix import Script, placed
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import Expected, changes_fp8_alone
 from fp8doctor.diagnosis.plan import COMPILATION, converts_layers
 from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded

@@ -6,12 +6,12 @@ import torch
 
 from fp8doctor.analysis.arms import lacked_time
 from fp8doctor.trial.copies.depth import WHOLE, Plan, Stack
+from fp8doctor.trial.copies.step import VariantPlan, as_it_is
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import StepMemory
 from fp8doctor.trial.measure.results import _arm
 from fp8doctor.trial.measure.timer import Block, block_ms
-from fp8doctor.trial.variant import VariantPlan, as_it_is
 from tests.fake_gpu import FakeGpu
 
 

@@ -21,9 +21,8 @@ from fp8doctor.analysis.step_difference import REST
 from fp8doctor.analysis.treatment_table import LARGER_BATCH, STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import watched_run
-from fp8doctor.answer.commands import MOST_S
 from fp8doctor.answer.job import ROWS, TOKENS, job_facts
-from fp8doctor.answer.open_questions import UNCOMPILED
+from fp8doctor.answer.open_questions import MOST_S, UNCOMPILED
 from fp8doctor.answer.sentences import box
 from fp8doctor.cost.matmuls import rows_of
 from fp8doctor.cost.step_cost import with_linears_compiled

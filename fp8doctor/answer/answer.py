@@ -14,17 +14,14 @@ from fp8doctor.analysis.significance import Side
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import timed_alone, whole_speedup
 from fp8doctor.answer.causes import causes
-from fp8doctor.answer.commands import timed
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
-from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.items import items
-from fp8doctor.answer.open_questions import doubts_of, open_questions, unchecked, why_unknown
+from fp8doctor.answer.open_questions import doubts_of, open_questions, timed, unchecked, why_unknown
 from fp8doctor.answer.record import Answer
 from fp8doctor.answer.steps import timed_steps
-from fp8doctor.answer.verdict import Status, Verdict
+from fp8doctor.answer.verdict import Fault, Status, Verdict, fault_of, without_fp8
 from fp8doctor.cost.matmuls import micro_batches
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import without_fp8
 from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome

@@ -11,8 +11,8 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import script_overhead, waiting_first
 from fp8doctor.answer.comparison import Comparison
-from fp8doctor.answer.faults import Fault
 from fp8doctor.answer.items import gains_nothing
+from fp8doctor.answer.verdict import Fault
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import COMPILED_BF16

@@ -10,10 +10,9 @@ from fp8doctor.analysis.step_difference import REST, SHOWN_MS, UNEXPLAINED
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.answer.causes import Cause
 from fp8doctor.answer.comparison import Comparison
-from fp8doctor.answer.faults import Fault
 from fp8doctor.answer.items import Item
 from fp8doctor.answer.steps import Steps
-from fp8doctor.answer.verdict import Open, Status
+from fp8doctor.answer.verdict import Fault, Open, Status
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import recorded
 from fp8doctor.finding import Basis, Saving

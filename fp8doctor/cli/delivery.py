@@ -16,8 +16,8 @@ import click
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.answer import machine
-from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
+from fp8doctor.answer.job import lacks_model, machine_says
+from fp8doctor.answer.open_questions import launcher, more_time, timed, with_more_time
 from fp8doctor.answer.sentences import box
 from fp8doctor.answer.verdict import own_step_failed
 from fp8doctor.cli.console import (
@@ -328,8 +328,8 @@ def deliver_early(report: Document, wanted: Wanted, steps: int) -> None:
 
 def in_a_line(report: Document) -> str:
     """Write the verdict, or what a machine without a model can do."""
-    no_model = machine.no_model(report)
-    verdict = machine.says(report)[1] if no_model else box(report.answer).headline
+    no_model = lacks_model(report)
+    verdict = machine_says(report)[1] if no_model else box(report.answer).headline
     return to_ascii(verdict) if wants_ascii() else verdict
 
 
@@ -348,7 +348,7 @@ def writer(report: Document, wanted: Wanted) -> Written:
 
     def written(format: str, **terminal: Any) -> str:
         if format in (SAVED, "json"):
-            return report.to_json(facts=format == SAVED or machine.no_model(report))
+            return report.to_json(facts=format == SAVED or lacks_model(report))
         if format in ("github", "junit"):
             code = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
             here = Path.cwd() if code else Path()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from fp8doctor.answer.commands import launcher
+from fp8doctor.answer.open_questions import launcher
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
 from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, keep_apart
 from fp8doctor.cli.options import FILE, ProjectCommand, count, gate_options, number, option, report_options

@@ -10,7 +10,7 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.answer.answer import answer, verdict
-from fp8doctor.answer.commands import run_again
+from fp8doctor.answer.open_questions import run_again
 from fp8doctor.answer.record import Answer
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.dialects import in_dialect

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.answer.verdict import GRAVE, Verdict
+from fp8doctor.answer.verdict import GRAVE, Verdict, invalidates, why_not_engaged
 from fp8doctor.areas import SEVERITIES, Severity
-from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.errors import UserError
 from fp8doctor.facts import NOT_RECORDED, Facts, recorded
 from fp8doctor.facts.record import (

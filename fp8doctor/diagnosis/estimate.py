@@ -9,10 +9,10 @@ from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import Estimate, estimate
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, after, traits
 from fp8doctor.analysis.watched import watched_run
+from fp8doctor.answer.verdict import invalidates, why_not_engaged
 from fp8doctor.cost.matmuls import NoNumbers
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.facts import Facts, Unrecorded, path_of
 from fp8doctor.finding import Finding, Treatment
 

@@ -21,9 +21,9 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.answer.verdict import invalidates
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import Expected, changes_fp8, changes_fp8_alone, fixed_checks
 from fp8doctor.diagnosis.fitting import fitted, within_memory
 from fp8doctor.diagnosis.savings import on_the_way

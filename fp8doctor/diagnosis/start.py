@@ -14,9 +14,8 @@ from fp8doctor.analysis.modelled_speedup import TAKES_NONE, modelled_speedup
 from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.answer.faults import fault_of
+from fp8doctor.answer.verdict import fault_of, without_fp8
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import without_fp8
 from fp8doctor.diagnosis.estimate import Expected, changes_fp8, compiles
 from fp8doctor.diagnosis.treatments import CONV1D, compiled_as, describe, treatments_of
 from fp8doctor.facts import Facts, if_recorded

@@ -14,10 +14,10 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.examine.attention import examine_cache
 from fp8doctor.examine.distributed import examine_distributed
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
 from fp8doctor.examine.marks import chain
+from fp8doctor.examine.module_facts import examine_cache
 from fp8doctor.examine.walk import Tree
 from fp8doctor.facts import NOT_RECORDED, Accelerate, Dynamo, Network, TrainerArguments, Training
 from fp8doctor.loading.job import Job

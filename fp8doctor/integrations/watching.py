@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor import registry
+from fp8doctor.answer.verdict import why_not_engaged
 from fp8doctor.api import check_limits, codes
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.engagement import why_not_engaged
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text

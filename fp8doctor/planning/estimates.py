@@ -20,8 +20,7 @@ from fp8doctor.facts import Facts, Record
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.gpus import GpuSpec, gpu_specs, modelled_gpu
 from fp8doctor.planning.form import Form, Step
-from fp8doctor.planning.job_options import STACKS, Options, options_for
-from fp8doctor.planning.share import Share, share_of
+from fp8doctor.planning.job_options import STACKS, Options, Share, options_for, share_of
 from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
 
 LIMITING = 0.10

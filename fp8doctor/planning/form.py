@@ -15,8 +15,7 @@ from fp8doctor.analysis.memory import Peak, copies_on
 from fp8doctor.cost.layer import Call
 from fp8doctor.cost.step_cost import LOSS_BYTES, OPTIMIZER_BYTES, Work, attention, logits, priced, with_each
 from fp8doctor.gpus import GpuSpec
-from fp8doctor.planning.job_options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Amount, Layer, Share
+from fp8doctor.planning.job_options import OPTIMIZERS, Amount, Layer, Options, Share
 from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
 
 Part = Literal[

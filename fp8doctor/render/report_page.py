@@ -2,11 +2,23 @@
 
 from collections.abc import Iterable, Iterator
 
-from fp8doctor.answer.commands import more_time
 from fp8doctor.answer.items import Item, counted, without_findings
-from fp8doctor.answer.job import ROWS, TOKENS, UNKNOWN, job_facts, machine, made_up, model
+from fp8doctor.answer.job import (
+    ROWS,
+    TOKENS,
+    UNKNOWN,
+    job_facts,
+    lacks_model,
+    machine,
+    machine_says,
+    made_up,
+    model,
+    support,
+    things,
+    variables,
+)
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
-from fp8doctor.answer.machine import no_model, says, support, things, variables
+from fp8doctor.answer.open_questions import more_time
 from fp8doctor.answer.sentences import box, in_short
 from fp8doctor.answer.steps import ranks
 from fp8doctor.diagnosis.document import Document
@@ -38,7 +50,7 @@ ONLY = "Environment only. Run `fp8doctor model.py` to check a model."
 
 def page(report: Document, *, quiet: bool = False, held_in: str = "") -> Page:
     """Lay a report out; only its warnings if ``quiet``. ``held_in`` names Python's variable of the report."""
-    if no_model(report):
+    if lacks_model(report):
         return _environment(report, quiet=quiet)
     if quiet:
         return Page((), (box(report.answer), _notices(report, notes=False)))
@@ -152,7 +164,7 @@ def _without_findings(report: Document) -> Marks:
 
 def _environment(report: Document, *, quiet: bool) -> Page:
     """Lay out whether the machine can train in FP8, and what is there, a line each."""
-    mark, verdict = says(report)
+    mark, verdict = machine_says(report)
     found = tuple(things(report, quiet=quiet))
     shown = {word for each in found for word in each.text.split()}
     more = side_by_side(each for each in support(report.facts) if each.split()[-1] not in shown)

@@ -25,6 +25,7 @@ from fp8doctor.stacks.looking import is_a, is_torchscript, modules_of, tensors_o
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.stages import Doing, Stage, Teller
 from fp8doctor.trial.copies.replica import NotReplicable
+from fp8doctor.trial.copies.step import Place, VariantPlan
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import without_forward
@@ -38,7 +39,6 @@ from fp8doctor.trial.measure.timer import interleave, sign_is_open
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import CONTEXT, free, restored, trial_modes, with_harm
-from fp8doctor.trial.variant import Place, VariantPlan
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

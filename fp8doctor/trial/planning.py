@@ -1,4 +1,4 @@
-"""Plan the variants of a trial, in the order of `fp8doctor.trial.variant.Place`.
+"""Plan the variants of a trial, in the order of `fp8doctor.trial.copies.step.Place`.
 
 Proposals change ``as_is``; an exploration, which no finding asked for, changes ``prescribed`` if it is there.
 """
@@ -29,6 +29,7 @@ from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, FASTEST, RECIPES, TORCHAO, stack_of
+from fp8doctor.trial.copies.step import Place, Variant, VariantPlan, as_it_is
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
 from fp8doctor.trial.treatments.forms import (
     compiles_otherwise,
@@ -37,7 +38,6 @@ from fp8doctor.trial.treatments.forms import (
     mostly_fp32,
     without_compile_marks,
 )
-from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 
 HOST_PACED = 0.9
 """Modelled time of the host / of the GPU from which the host may set the pace: five of ten recorded steps."""

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.significance import EVEN, Number
+from fp8doctor.answer.verdict import invalidates
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
-from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from tests.recordings import files, name_of, text_of

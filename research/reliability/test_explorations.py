@@ -8,9 +8,9 @@ import torch
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine
 from fp8doctor.finding import Treatment
+from fp8doctor.trial.copies.step import Place
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.variant import Place
 from tests.examine.models import llama, lora
 from tests.trial.conducted import conduct
 from tests.trial.test_planning import float8, job

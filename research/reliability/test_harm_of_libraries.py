@@ -13,11 +13,11 @@ from torch import nn
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.torch_private import compiled_entries
+from fp8doctor.trial.copies.step import VariantPlan
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
-from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conftest import forgotten, one_round
 from tests.trial.reach import Net, Reach, attempt, mend, trained
 

@@ -29,10 +29,9 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import plans
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
-from fp8doctor.trial.copies.step import optimizer_for, training_step
+from fp8doctor.trial.copies.step import Variant, optimizer_for, training_step
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.variant import Variant
 from tests.checks.distributed.sharded import needs_a_sharded_step, processes
 
 pytestmark = needs_a_sharded_step

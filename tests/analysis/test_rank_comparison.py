@@ -7,7 +7,7 @@ import pytest
 
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, late_ms, timed_ranks
-from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.answer.verdict import invalidates
 from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.facts import if_recorded
 from tests.replays import ALL, replayed

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.answer.commands import more_time_s
+from fp8doctor.answer.open_questions import more_time_s
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Facts

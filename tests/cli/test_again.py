@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.answer.commands import run_again
+from fp8doctor.answer.open_questions import run_again
 from fp8doctor.cli import run as command
 from fp8doctor.facts import Target
 from fp8doctor.running.script_messages import ScriptState, WatchOptions

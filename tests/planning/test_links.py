@@ -7,8 +7,7 @@ from fp8doctor.gpus import gpu_spec
 from fp8doctor.planned import facts_of
 from fp8doctor.planning.estimates import rows
 from fp8doctor.planning.form import experts_ms, weights_cast
-from fp8doctor.planning.job_options import Options
-from fp8doctor.planning.share import share_of
+from fp8doctor.planning.job_options import Options, share_of
 from fp8doctor.recipes import RECIPES
 from tests.configurations import LLAMA_8B
 

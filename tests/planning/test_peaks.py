@@ -10,8 +10,7 @@ from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.planning.form import Form
-from fp8doctor.planning.job_options import Options
-from fp8doctor.planning.share import share_of
+from fp8doctor.planning.job_options import Options, share_of
 from fp8doctor.recipes import RECIPES, TORCHAO
 from research.benchmarks.recorded_steps import JOBS, PATIENTS, reports
 from tests.configurations import LLAMA_8B

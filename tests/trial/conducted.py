@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from fp8doctor.facts import Trial
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import left_alone, timed
+from fp8doctor.trial.copies.step import VariantPlan
 from fp8doctor.trial.measure.budget import TrialRun
 from fp8doctor.trial.state.settings import with_harm
-from fp8doctor.trial.variant import VariantPlan
 
 
 def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:

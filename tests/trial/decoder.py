@@ -10,9 +10,9 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.step import Change, VariantPlan, as_it_is
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.treatments.forms import compile_blocks, in_form
-from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 from tests.trial.conducted import conduct
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import torch
 
-from fp8doctor.trial.variant import Variant, VariantPlan
+from fp8doctor.trial.copies.step import Variant, VariantPlan
 from tests.trial.decoder import Decoder
 
 

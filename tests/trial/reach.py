@@ -15,9 +15,9 @@ from torch import nn
 
 from fp8doctor.facts import Target, Trial, Workload
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.step import VariantPlan
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
-from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conducted import conduct
 
 AFTER_THE_FIRST_STEP = 3

@@ -11,13 +11,13 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import WHOLE
+from fp8doctor.trial.copies.step import Place, VariantPlan, as_it_is
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import StepMemory
-from fp8doctor.trial.variant import Place, VariantPlan, as_it_is
 from tests.trial.decoder import CPU
 
 

@@ -14,13 +14,12 @@ from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.torch_private import frames_compiled
-from fp8doctor.trial.copies.step import optimizer_for, training_step
+from fp8doctor.trial.copies.step import Variant, VariantPlan, optimizer_for, training_step
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.treatments.forms import compile_blocks
-from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import BF16, Decoder, on_model
 from tests.trial.planted import failing

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.trial import conductor
+from fp8doctor.trial.copies.step import Place, Variant, VariantPlan, as_it_is
 from fp8doctor.trial.measure import bench, budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import HARD_LIMIT, Budget, Overrun, TrialRun, abort_after
 from fp8doctor.trial.measure.evidence import Compilations
-from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, BF16, CPU, Decoder, job, run, trial
 from tests.trial.planted import CLOCK, Ticking

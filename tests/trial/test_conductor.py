@@ -7,8 +7,8 @@ import torch
 
 from fp8doctor.facts import Workload
 from fp8doctor.facts.arm_names import Reason
+from fp8doctor.trial.copies.step import Variant, VariantPlan
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import AS_IS, BF16, PRESCRIBED, Decoder, job, run, trial
 from tests.trial.planted import CLOCK, STEP_MS, Ticking
 

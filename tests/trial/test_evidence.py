@@ -13,9 +13,9 @@ from torch import nn
 from fp8doctor.facts import ArmCut, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
+from fp8doctor.trial.copies.step import VariantPlan, as_it_is
 from fp8doctor.trial.measure import evidence
 from fp8doctor.trial.measure.budget import Budget, TrialRun
-from fp8doctor.trial.variant import VariantPlan, as_it_is
 from tests.trial.conducted import conduct
 from tests.trial.decoder import trial
 

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.replica import NotReplicable
+from fp8doctor.trial.copies.step import Variant, VariantPlan, as_it_is
 from fp8doctor.trial.measure import bench, timer
 from fp8doctor.trial.treatments.apply import NotTried
-from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.trial.decoder import AS_IS, BF16, job, run, trial
 from tests.trial.planted import failing, worn
 

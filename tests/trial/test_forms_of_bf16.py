@@ -14,8 +14,8 @@ from fp8doctor.facts.arm_names import ArmName, is_conversion
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.copies.step import Variant, VariantPlan
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked
 from tests.trial.treated import float8

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from fp8doctor import inspect_model
 from fp8doctor.facts import Target, Trial, Workload
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.step import VariantPlan
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.state.users import OPTIMIZER
-from fp8doctor.trial.variant import VariantPlan
 from research.reliability.everything import everything
 from tests.trial.conducted import conduct
 

@@ -13,7 +13,7 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import WHOLE, Plan, Stack
-from fp8doctor.trial.copies.step import before_the_update
+from fp8doctor.trial.copies.step import VariantPlan, as_it_is, before_the_update
 from fp8doctor.trial.measure import memory
 from fp8doctor.trial.measure.attempt import Attempt, Ready, beyond_gpu
 from fp8doctor.trial.measure.bench import Bench
@@ -21,7 +21,6 @@ from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import MemoryWatch, StepMemory, full_peak, gib, memory_parts
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.variant import VariantPlan, as_it_is
 
 pytestmark = pytest.mark.slow
 

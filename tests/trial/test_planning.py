@@ -18,9 +18,9 @@ from fp8doctor.facts import Facts, Gpu, Target, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import FASTEST
+from fp8doctor.trial.copies.step import Place, Variant, VariantPlan, as_it_is
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.planning import VariantPlanner, plan_variants
-from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 from tests.examine.models import Stacked, llama
 from tests.stand_ins import transformer_engine as te
 from tests.trial.conducted import conduct

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.copies.step import Variant
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
-from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked
 from tests.stand_ins import transformer_engine as te
 from tests.trial.treated import applied, facts

@@ -10,6 +10,7 @@ import torch
 
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.trial.copies.depth import WHOLE
+from fp8doctor.trial.copies.step import Place, VariantPlan, as_it_is
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.timer import (
     LEAST_ROUNDS,
@@ -20,7 +21,6 @@ from fp8doctor.trial.measure.timer import (
     interleave,
     sign_is_open,
 )
-from fp8doctor.trial.variant import Place, VariantPlan, as_it_is
 
 CPU = torch.device("cpu")
 

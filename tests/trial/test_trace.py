@@ -19,13 +19,13 @@ from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import WHOLE, Plan, Stack
+from fp8doctor.trial.copies.step import Variant, VariantPlan
 from fp8doctor.trial.measure import evidence
 from fp8doctor.trial.measure import results as trace
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, TrialRun
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, StepProof, why_not_profiled
 from fp8doctor.trial.measure.results import _self_check, breakdown
-from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, BF16, CPU, job
 

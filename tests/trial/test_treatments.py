@@ -13,9 +13,9 @@ from fp8doctor.diagnosis.treatments import WRITTEN
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT
+from fp8doctor.trial.copies.step import Variant
 from fp8doctor.trial.planning import WORTH_A_TRY
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
-from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked, llama, lora
 from tests.trial.treated import TOKENS, applied, facts
 

@@ -9,8 +9,8 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor.facts import Facts
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.copies.step import Variant
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of
-from fp8doctor.trial.variant import Variant
 from tests.examine.models import network, training
 
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}

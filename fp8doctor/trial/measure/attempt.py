@@ -13,9 +13,9 @@ from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.stacks import NoCounterpart
 from fp8doctor.trial.copies.depth import Plan, in_words
 from fp8doctor.trial.copies.replica import NotReplicable
+from fp8doctor.trial.copies.step import VariantPlan
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import StepMemory, full_peak
-from fp8doctor.trial.variant import VariantPlan
 from fp8doctor.wording import percent, sentence
 
 HOST_SHARE = 0.9

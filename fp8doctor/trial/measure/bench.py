@@ -26,6 +26,8 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, cut_of, replicate, unwrapped
 from fp8doctor.trial.copies.shards import is_stand_in
 from fp8doctor.trial.copies.step import (
+    Variant,
+    VariantPlan,
     WatchedSteps,
     before_the_update,
     like,
@@ -42,7 +44,6 @@ from fp8doctor.trial.measure.timer import Observer
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import Buffers, buffers_apart, free
 from fp8doctor.trial.treatments.forms import without_compile_marks
-from fp8doctor.trial.variant import Variant, VariantPlan
 
 _log = logging.getLogger("fp8doctor")
 

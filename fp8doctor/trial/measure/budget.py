@@ -25,10 +25,10 @@ from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, Reason
 from fp8doctor.facts.no_number import NoNumber, did_not_fit
 from fp8doctor.stages import Teller
+from fp8doctor.trial.copies.step import Place, VariantPlan
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.variant import Place, VariantPlan
 from fp8doctor.wording import sentence
 
 HARD_LIMIT = 1.25

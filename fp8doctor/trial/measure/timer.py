@@ -25,8 +25,8 @@ from fp8doctor.analysis.significance import interval
 from fp8doctor.examine.nvml_gpus import open_nvml
 from fp8doctor.facts import NOT_RECORDED, ArmName, Health, HostLoad
 from fp8doctor.trial.copies.depth import Plan
+from fp8doctor.trial.copies.step import VariantPlan
 from fp8doctor.trial.measure.attempt import Samples, full_ms
-from fp8doctor.trial.variant import VariantPlan
 
 SETTLING_MS, MOST_STEPS = 150.0, 8
 """ms of steps that a variant's first block drops, and the most steps of a block. It begins with an idle GPU,

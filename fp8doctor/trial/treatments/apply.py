@@ -17,7 +17,7 @@ from fp8doctor.stacks import NoCounterpart
 from fp8doctor.stacks.looking import modules_of
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.variant import Variant
+from fp8doctor.trial.copies.step import Variant
 
 
 class NotTried(NoCounterpart):

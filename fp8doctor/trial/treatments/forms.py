@@ -24,8 +24,8 @@ from fp8doctor.stacks.torch_private import (
     original,
 )
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
+from fp8doctor.trial.copies.step import Change, Variant
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, root_of, swap
-from fp8doctor.trial.variant import Change, Variant
 
 
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:

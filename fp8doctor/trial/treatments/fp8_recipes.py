@@ -18,8 +18,8 @@ from fp8doctor.stacks.torch_private import Unknown
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class, unwrapped
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
 from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.copies.step import Variant
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext
-from fp8doctor.trial.variant import Variant
 
 
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
