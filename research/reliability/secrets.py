@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8doctor.facts.scrub import scrub
 from research.reliability.count import Count
-from tests.facts.test_secrets import SECRETS
+from tests.facts.test_scrub import SECRETS
 
 
 def scrubbed() -> Count:

@@ -1,19 +1,35 @@
 """Plans of public architectures, built on the meta device."""
 
+import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
+from accelerate import Accelerator
 from msgspec.structs import replace
+from peft import LoraConfig, get_peft_model
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_linear import Float8Linear
+from transformers import TrainingArguments
 
 import fp8doctor
 from fp8doctor import Plan
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.cost.step_cost import in_fp8, modelled_step, with_linears_compiled
+from fp8doctor.cli.pages import FRAMEWORKS
+from fp8doctor.cost.step_cost import in_bf16, in_fp8, modelled_step, with_linears_compiled
+from fp8doctor.gpus import gpu_spec
 from fp8doctor.planned import facts_of
+from fp8doctor.planning import estimates
 from fp8doctor.planning.estimates import Row
-from fp8doctor.recipes import TRANSFORMER_ENGINE
+from fp8doctor.planning.form import experts_ms, weights_cast
+from fp8doctor.planning.job_options import Options, share_of
+from fp8doctor.planning.plan_document import setups
+from fp8doctor.recipes import RECIPES, TRANSFORMER_ENGINE
 from tests.configurations import LLAMA_8B
+from tests.examine.models import llama
 
 
 def rows(found: Plan, *, stack: str = "torchao") -> dict[tuple[str, str], Row]:
@@ -223,3 +239,140 @@ def test_every_name_in_a_table_is_explained(plain: Plan) -> None:
         recipe = row.of
         assert recipe.name in recipe.words.lower() or not recipe.words or recipe.words in text, recipe.name
     assert TRANSFORMER_ENGINE.words in text
+
+
+TENSORWISE, DELAYED = RECIPES["torchao", "tensorwise"], RECIPES["transformer_engine", "delayed"]
+
+
+def test_weights_are_cast_once_where_they_are_kept_or_gathered() -> None:
+    assert weights_cast(TENSORWISE, Options(accumulate=4)) == 1
+    assert weights_cast(TENSORWISE, Options(accumulate=4, dp=8)) == 1 / 8
+    assert weights_cast(TENSORWISE, Options(accumulate=4, dp=8, sharding="ddp")) == 1
+    assert weights_cast(DELAYED, Options(accumulate=4)) == 1 / 4
+
+
+def test_each_recipe_stands_beside_bf16_of_its_framework() -> None:
+    facts = facts_of(LLAMA_8B, None, None)
+    found = estimates.rows(facts, ["H100"], Options(tp=8))
+    bf16 = {
+        stack: {each.bf16_step_ms for each in found if each.stack == stack} for stack in ("torchao", "te")
+    }
+    assert all(len(times) == 1 for times in bf16.values())
+    assert max(bf16["te"]) < min(bf16["torchao"])
+
+
+def test_tokens_leave_a_host_through_one_adapter_and_stay_on_it_for_its_links() -> None:
+    """Ranks of tensor parallelism exchange their part of the tokens."""
+    facts = facts_of({"model_type": "qwen3_moe", "num_hidden_layers": 2}, None, None)
+    times = {}
+    for ep, tp in ((8, 1), (16, 1), (8, 2)):
+        options = Options(dp=16, tp=tp, ep=ep)
+        times[ep, tp] = experts_ms(share_of(in_bf16(facts), options), options, gpu_spec("H100"))
+    assert times[16, 1] / times[8, 1] == pytest.approx((8 / 16 / 50) / (7 / 8 / 450))
+    assert times[8, 2] / times[16, 1] == pytest.approx(1 / 2)
+
+
+def lines(stack: str, recipe: str, **options: int) -> dict[str, str]:
+    row = Row(gpu="H100", stack=stack, recipe=recipe, gpu_memory_gib=80)
+    return setups(facts_of(llama(dtype=torch.bfloat16), 1, 16), row, Options(**options))
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_pytorch_converts_all_but_the_head_and_compiles(recipe: str) -> None:
+    model = llama(dtype=torch.bfloat16)
+    exec(compile(lines("torchao", recipe)["pytorch"], "pytorch", "exec"), {"model": model})
+    converted = [name for name, each in model.named_modules() if isinstance(each, Float8Linear)]
+    assert len(converted) == 14
+    assert "lm_head" not in converted
+    assert all(block._compiled_call_impl is not None for block in model.model.layers)
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_fp8_is_gathered_only_where_weights_are_sharded(ranks: int) -> None:
+    found = lines("torchao", "tensorwise", dp=ranks)
+    for framework in ("pytorch", "torchtitan", "accelerate", "axolotl"):
+        assert ("fsdp_float8_all_gather" in found[framework]) is (ranks > 1), framework
+    assert "fsdp_float8_all_gather" not in "".join(lines("torchao", "rowwise", dp=8).values())
+
+
+def test_every_line_can_be_read_and_the_command_line_knows_every_framework() -> None:
+    known: set[str] = set()
+    for stack, recipes in (
+        ("torchao", ("tensorwise", "rowwise", "mxfp8")),
+        ("te", ("delayed", "current", "blockwise", "mxfp8")),
+    ):
+        for recipe in recipes:
+            found = lines(stack, recipe)
+            known |= found.keys()
+            for framework in found.keys() & {"pytorch", "accelerate", "te"}:
+                assert ast.parse(found[framework]).body, (recipe, framework)
+    assert known == set(FRAMEWORKS)
+
+
+@pytest.mark.usefixtures("forget_accelerate")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_accelerate_converts_with_the_recipe(recipe: str) -> None:
+    """accelerate 1.15 leaves out the first and the last Linear."""
+    names: dict[str, Any] = {}
+    exec(compile(lines("torchao", recipe)["accelerate"], "accelerate", "exec"), names)
+    model = names["accelerator"].prepare(llama(dtype=torch.bfloat16))
+    converted = [each for each in model.modules() if isinstance(each, Float8Linear)]
+    expected = Float8LinearConfig.from_recipe_name(recipe)
+    assert len(converted) == 13
+    assert all(each.config.cast_config_input == expected.cast_config_input for each in converted)
+
+
+@pytest.mark.usefixtures("forget_accelerate")
+def test_a_trainer_reads_what_the_lines_for_trl_export(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SFTConfig of TRL 1.16 is a TrainingArguments of transformers whose bf16 is on by default."""
+    exported = lines("torchao", "tensorwise")["trl"].splitlines()[0].removeprefix("export ").split()
+    for each in exported:
+        monkeypatch.setenv(*each.split("="))
+    for bf16, precision in ((False, "fp8"), (True, "bf16")):
+        given = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=bf16, report_to="none")
+        assert given.mixed_precision == precision
+    assert Accelerator(mixed_precision="fp8", cpu=True).fp8_backend == "AO"
+
+
+@pytest.mark.usefixtures("forget_accelerate")
+def test_lora_keeps_its_matrices() -> None:
+    assert [lines("torchao", each, lora=16)["pytorch"][0] for each in ("tensorwise", "rowwise")] == ["#", "#"]
+    names: dict[str, Any] = {}
+    exec(compile(lines("torchao", "tensorwise", lora=16)["accelerate"], "accelerate", "exec"), names)
+    base = llama(dtype=torch.bfloat16)
+    model = names["accelerator"].prepare(get_peft_model(base, LoraConfig(r=16, target_modules="all-linear")))
+    converted = [name for name, each in model.named_modules() if isinstance(each, Float8Linear)]
+    assert len(converted) == 14
+    assert all(name.endswith("base_layer") for name in converted)
+
+
+def test_axolotl_has_only_tensorwise() -> None:
+    """axolotl 067b021: AxolotlTrainer.additional_accelerator_args makes a Float8LinearConfig without recipe;
+    check_fp8_config refuses the gather without fsdp_version 2."""
+    assert yaml.safe_load(lines("torchao", "tensorwise", dp=8)["axolotl"]) == {
+        "fp8": True,
+        "fp8_enable_fsdp_float8_all_gather": True,
+        "fsdp_version": 2,
+        "torch_compile": True,
+    }
+    assert not any("axolotl" in lines("torchao", each) for each in ("rowwise", "rowwise_with_gw_hp", "mxfp8"))
+
+
+def test_experts_are_converted_to_mxfp8_as_the_plan_counts_them() -> None:
+    facts = facts_of({"model_type": "mixtral", "num_hidden_layers": 1}, None, None)
+    row = Row(gpu="B200", stack="torchao", recipe="mxfp8", gpu_memory_gib=180)
+    found = setups(facts, row, Options())
+    assert "type(layer).__name__ in ('MixtralExperts',)" in found["pytorch"]
+    assert "MXFP8GroupedExpertsConverter.Config(" in found["torchtitan"]
+    assert "Experts" not in "".join(lines("torchao", "mxfp8").values())
+
+
+def test_the_recipe_of_now_is_not_that_of_another_row() -> None:
+    rowwise = Float8LinearConfig.from_recipe_name("rowwise")
+    model = llama(dtype=torch.bfloat16)
+    convert_to_float8_training(model, config=rowwise, module_filter_fn=lambda _, name: name != "lm_head")
+    facts = facts_of(model, 1, 16)
+    row = Row(gpu="H100", stack="torchao", recipe="tensorwise", gpu_memory_gib=80)
+    assert setups(facts, row, Options()) == lines("torchao", "tensorwise")

@@ -15,7 +15,7 @@ from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.trial.layers.seen_calls import IN_COMPILED_CODE
 from tests.examine.models import called
 from tests.examine.test_autocasts import Opening
-from tests.examine.test_checkpoint_calls import BATCH, OFF, ON, LikeTimm, Stack, flagged
+from tests.examine.test_checkpointing import BATCH, OFF, ON, LikeTimm, Stack, flagged
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net
 from tests.stand_ins import transformer_engine as te
