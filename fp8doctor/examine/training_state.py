@@ -38,8 +38,8 @@ from fp8doctor.stacks.looking import (
     unwrapped,
     written_back,
 )
-from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import whole_size
+from fp8doctor.stacks.transformer_engine import autocast_is_open
 
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.stacks import te_private
 from fp8doctor.stacks.looking import TENSOR, acts_on_its_death, class_name, home, is_module, lineage, read
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, local_tensor
 
@@ -15,6 +14,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buffer")
+
+OF_TRANSFORMER_ENGINE = (
+    *("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv"),
+    *("_transpose", "_columnwise_data", "_columnwise_scale_inv"),
+)
+"""Attributes of its quantized tensors with their data and the transposed copy for matmuls (Float8Tensor,
+MXFP8Tensor, Float8BlockwiseQTensor, NVFP4Tensor, 2.0 to 2.20; only some versions can be flattened)."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -69,7 +75,7 @@ def _inside(tensor: Tensor) -> list[Tensor]:
     if class_name(type(tensor)) in PLAIN:
         return []
     if any(module.startswith("transformer_engine.") for module, _ in lineage(type(tensor))):
-        found = (getattr(tensor, name, None) for name in te_private.DATA)
+        found = (getattr(tensor, name, None) for name in OF_TRANSFORMER_ENGINE)
         return [each for each in found if each is not None]
     if not hasattr(type(tensor), "__tensor_flatten__"):
         return []

@@ -1,7 +1,8 @@
-"""Recognize Transformer Engine's layers by their base class (1.0 to 2.20).
+"""Recognize Transformer Engine's layers by their base class (1.0 to 2.20), and its private names below them.
 
 te.Linear is no nn.Linear. The autocast around a forward decides if it runs in FP8, so only a module that has
-run can tell.
+run can tell. Private names have one small function each, verified in the sources of 1.0 to 2.20, and on a GPU
+with 2.20.2; without the library or the name, the answer is None.
 """
 
 import inspect
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from fp8doctor.facts import NOT_RECORDED, Scaling
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
-from fp8doctor.stacks import Cast, Layer, NoCounterpart, te_private
+from fp8doctor.stacks import Cast, Layer, NoCounterpart
 from fp8doctor.stacks.looking import ancestor, parameters_of, read, state_of
 from fp8doctor.stacks.tensors import dtype_name, subclass
 
@@ -93,9 +94,9 @@ def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:
         features["fp8_attention"] = True
     if isinstance(format := read(read(recipe, "fp8_format"), "name"), str):
         features["fp8_format"] = format
-    if "fp8" not in state or te_private.meta(module) is None:
+    if "fp8" not in state or meta(module) is None:
         gaps["network.linears.engaged"] = (
-            f"this Transformer Engine module keeps no record where {te_private.VERIFIED} do"
+            "this Transformer Engine module keeps no record where 1.0 to 2.20 do"
         )
         known = NOT_RECORDED if recipe is None else named(recipe)
         return {"engaged": NOT_RECORDED, "recipe": known, "features": features}
@@ -137,7 +138,7 @@ def named(recipe: Any) -> str:
 
 def recipe_of(module: nn.Module) -> Any:
     """Return the recipe of the module's last FP8 forward, or None."""
-    return (te_private.meta(module) or te_private.meta_of_operation(module)).get("recipe")
+    return (meta(module) or meta_of_operation(module)).get("recipe")
 
 
 def amax_group(module: nn.Module) -> tuple[bool, Any]:
@@ -145,7 +146,7 @@ def amax_group(module: nn.Module) -> tuple[bool, Any]:
     recipe = recipe_of(module)
     if type(recipe).__name__ != "DelayedScaling" or not read(recipe, "reduce_amax"):
         return False, None
-    return True, (te_private.meta(module) or {}).get("fp8_group")
+    return True, (meta(module) or {}).get("fp8_group")
 
 
 def scaling(module: nn.Module) -> Scaling | None:
@@ -179,7 +180,7 @@ def casts(module: nn.Module) -> dict[str, Cast]:
     forward, backward = FORMATS[format]
     found = {}
     for operand, dtype in (("input", forward), ("weight", forward), ("gradient", backward)):
-        kept = te_private.delayed(module, operand) if name == "DelayedScaling" else (None, None)
+        kept = delayed(module, operand) if name == "DelayedScaling" else (None, None)
         if kept is not None and (operand != "input" or kind == "Linear"):
             found[operand] = Cast(dtype=dtype, scale=kept[0], history=kept[1])
     return found
@@ -269,3 +270,73 @@ def autocast() -> Callable[..., AbstractContextManager[Any]]:
         raise NoCounterpart("transformer_engine.pytorch is not loaded, or has no autocast")
     context: Callable[..., AbstractContextManager[Any]] = found
     return context
+
+
+STATES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
+"""Modules of the process-wide FP8 state: from 2.9, and before."""
+
+BUFFERS = ("global_amax_buffer", "global_amax_history_buffer", "global_scale_buffer")
+"""Dicts of lists of tensors in the state, per autocast (1.0 to 2.20)."""
+
+ENTERS = ("autocast_enter", "fp8_autocast_enter")
+"""The manager's method that opens an autocast: from 2.9, and before. Its third argument is the recipe, its
+first the switch (1.0 to 2.20)."""
+
+
+def state_manager() -> Any:
+    """Return the class that manages FP8 in the process, or None (1.0 to 2.20)."""
+    managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in STATES)
+    return next((each for each in managers if each is not None), None)
+
+
+def state() -> Any:
+    """Return the FP8 state: the manager up to 2.14, an instance from 2.15; or None."""
+    manager = state_manager()
+    return getattr(manager, "quantization_state", manager)
+
+
+def autocast_is_open() -> bool:
+    """Tell if a module called now would run in FP8 (1.0 to 2.20)."""
+    enabled = getattr(state_manager(), "is_fp8_enabled", None)
+    return enabled is not None and bool(enabled())
+
+
+def open_recipe() -> Any:
+    """Return the open autocast's recipe (1.0 to 2.20)."""
+    return state_manager().get_fp8_recipe()
+
+
+def recipe_test() -> Any:
+    """Return the function that raises if this GPU cannot run a recipe, or None (1.0 to 2.20)."""
+    home = sys.modules.get(getattr(state_manager(), "__module__", ""))
+    return getattr(home, "check_recipe_support", None)
+
+
+def meta(module: nn.Module) -> dict[str, Any] | None:
+    """Return a module's record of its scaling, or None (1.0 to 2.20)."""
+    found = state_of(module).get("fp8_meta")
+    return found if isinstance(found, dict) else None
+
+
+def meta_of_operation(module: nn.Module) -> dict[str, Any]:
+    """Return the record of a ``te.ops`` operation's last FP8 forward (1.9 to 2.20)."""
+    return (state_of(module).get("_fp8_metas") or {}).get("forward") or {}
+
+
+def delayed(module: nn.Module, operand: str) -> tuple[Any, Any] | None:
+    """Return scale in use and amax history of a delayed cast, or None (2.0 to 2.20).
+
+    A matmul has three places forward (input, weight, output), and two backward, of which the first is the
+    gradient. Of a fused MLP: the first matmul's input and weight, the second's gradient.
+    """
+    known = meta(module) or {}
+    state = known.get("scaling_bwd" if operand == "gradient" else "scaling_fwd")
+    scale, history = getattr(state, "scale", None), getattr(state, "amax_history", None)
+    if scale is None or history is None:
+        return None
+    place = 2 * (int(known.get("num_gemms", 1)) - 1) if operand == "gradient" else OPERANDS.index(operand)
+    return scale[place], history[:, place]
+
+
+OPERANDS = ("input", "weight")
+"""Order of a matmul's forward scales (2.0 to 2.20)."""

@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.examine import fp8_conversion
-from fp8doctor.stacks import te_private, torch_private, torchao
+from fp8doctor.stacks import torch_private, torchao
+from fp8doctor.stacks import transformer_engine as stack
 from tests.stand_ins import transformer_engine
 
 
@@ -211,18 +212,18 @@ def test_torchaos_weights() -> None:
 
 
 def test_the_fp8_state_of_the_transformer_engine_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert te_private.state_manager() is None
-    assert te_private.state() is None
-    assert not te_private.autocast_is_open()
+    assert stack.state_manager() is None
+    assert stack.state() is None
+    assert not stack.autocast_is_open()
     transformer_engine.install(monkeypatch)
-    manager = te_private.state_manager()
+    manager = stack.state_manager()
     assert manager is transformer_engine.FP8GlobalStateManager
-    assert te_private.state() is manager
-    assert te_private.recipe_test() is None
+    assert stack.state() is manager
+    assert stack.recipe_test() is None
     recipe, layer = transformer_engine.DelayedScaling(), transformer_engine.Linear(16, 16)
     with transformer_engine.autocast(recipe=recipe):
-        assert te_private.autocast_is_open()
-        assert te_private.open_recipe() is recipe
+        assert stack.autocast_is_open()
+        assert stack.open_recipe() is recipe
         layer(torch.ones(1, 16))
-    assert (te_private.meta(layer) or {})["recipe"] is recipe
-    assert te_private.meta(nn.Linear(2, 2)) is None
+    assert (stack.meta(layer) or {})["recipe"] is recipe
+    assert stack.meta(nn.Linear(2, 2)) is None

@@ -25,9 +25,9 @@ from fp8doctor.examine.marks import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name
 from fp8doctor.facts import NOT_RECORDED, Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import modules_of
-from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.torch_private import Unknown, call_code
+from fp8doctor.stacks.transformer_engine import autocast_is_open
 from fp8doctor.trial.copies.depth import cleaned
 
 AUTOCAST_WITHIN, FP8_AUTOCAST = "training.autocast_within", "training.fp8_autocast"

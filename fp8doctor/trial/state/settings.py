@@ -20,10 +20,9 @@ from msgspec.structs import replace
 from fp8doctor.facts import Trial
 from fp8doctor.loading.job import Job
 from fp8doctor.signals import signals_deferred
-from fp8doctor.stacks import te_private, torch_private
-from fp8doctor.stacks.te_private import autocast_is_open
+from fp8doctor.stacks import torch_private, transformer_engine
 from fp8doctor.stacks.torch_private import compiled_entries
-from fp8doctor.stacks.transformer_engine import autocast_with
+from fp8doctor.stacks.transformer_engine import autocast_is_open, autocast_with
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.users import Contents, PutBack, contents, noted_objects, put_back, restore
 
@@ -65,7 +64,7 @@ def _write_default_device(before: Any) -> None:
 
 def _te_attributes() -> dict[str, Any]:
     """Collect the plain attributes of Transformer Engine's state."""
-    state = te_private.state()
+    state = transformer_engine.state()
     names = getattr(type(state), "__slots__", None) or list(getattr(state, "__dict__", ()))
     values = {name: getattr(state, name, None) for name in names if not name.startswith("_")}
     return {name: value for name, value in values.items() if not callable(value)}
@@ -75,7 +74,7 @@ def _write_te(before: Contents) -> None:
     attributes = _te_attributes()
     for name in restore(attributes, before):
         if name in before:
-            setattr(te_private.state(), name, attributes[name])
+            setattr(transformer_engine.state(), name, attributes[name])
 
 
 Buffers = dict[str, dict[str, Any]]
@@ -89,10 +88,10 @@ def buffers_apart(own: Buffers | None = None) -> Iterator[None]:
     Whenever an autocast closes, or its backward ends, Transformer Engine updates the scales of every module
     that ever registered in its global buffers. So each timed replica has buffers of its own.
     """
-    state, own = te_private.state(), {} if own is None else own
+    state, own = transformer_engine.state(), {} if own is None else own
     kept = {
         name: getattr(state, name)
-        for name in te_private.BUFFERS
+        for name in transformer_engine.BUFFERS
         if isinstance(getattr(state, name, None), dict)
     }
     for name in kept:
@@ -106,7 +105,7 @@ def buffers_apart(own: Buffers | None = None) -> Iterator[None]:
 
 def open_autocast() -> Callable[[], AbstractContextManager[object]]:
     """Return a context that opens the current autocast again, or an empty one if none is open."""
-    return partial(autocast_with, te_private.open_recipe()) if autocast_is_open() else nullcontext
+    return partial(autocast_with, transformer_engine.open_recipe()) if autocast_is_open() else nullcontext
 
 
 CONTEXT = "the GPU's context in this process, which is unusable now"

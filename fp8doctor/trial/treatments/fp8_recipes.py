@@ -11,12 +11,11 @@ from torch import nn
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE, converted
 from fp8doctor.recipes import BY_TREATMENT
-from fp8doctor.stacks import is_fp8, te_private, transformer_engine
+from fp8doctor.stacks import is_fp8, transformer_engine
 from fp8doctor.stacks.looking import ancestor, read, state_of
-from fp8doctor.stacks.te_private import autocast_is_open, meta
 from fp8doctor.stacks.torch_private import Unknown
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class, unwrapped
-from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
+from fp8doctor.stacks.transformer_engine import STACK, autocast, autocast_is_open, meta, recipe_of, within
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.step import Variant
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext
@@ -136,11 +135,11 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
 def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
     """Return a context in which every FP8 autocast opens with this recipe: one function, compiled once."""
-    manager = te_private.state_manager()
-    names = [name for name in te_private.ENTERS if name in vars(manager or type)]
+    manager = transformer_engine.state_manager()
+    names = [name for name in transformer_engine.ENTERS if name in vars(manager or type)]
     if not names:
         raise Unknown("Transformer Engine opens its autocast in another way")
-    name, supported = names[0], te_private.recipe_test()
+    name, supported = names[0], transformer_engine.recipe_test()
     own = vars(manager)[name]
 
     def enter(
