@@ -187,15 +187,6 @@ def modelled_gpu(facts: Facts) -> GpuSpec | None:
     return next(filter(None, map(_datasheet, [assumed] if assumed else visible or [DEFAULT_GPU])), None)
 
 
-def modelled_gpu_name(facts: Facts) -> str:
-    """Name the GPU whose costs are modelled.
-
-    As it was given if it is not known; empty if nothing is modelled.
-    """
-    gpu = modelled_gpu(facts)
-    return gpu.name if gpu else facts.get("assumed_gpu") or ""
-
-
 def memory_ms(bytes_moved: float, gpu: GpuSpec) -> float:
     """Divide bytes by the bandwidth that the GPU's memory reaches in practice."""
     return bytes_moved / (gpu.memory_tb_s * MEMORY_EFFICIENCY * 1e9)

@@ -19,7 +19,7 @@ from fp8doctor.diagnosis.estimate import Expected
 from fp8doctor.diagnosis.plan import make_plan, prescribe
 from fp8doctor.diagnosis.savings import run, with_measured_savings
 from fp8doctor.facts import Facts
-from fp8doctor.gpus import gpu_spec, modelled_gpu_name
+from fp8doctor.gpus import gpu_spec, modelled_gpu
 
 
 def diagnose(
@@ -46,7 +46,7 @@ def diagnose(
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
     said = answer(view, findings, prescription, outcomes, expected)
-    told = verdict(said, facts, box(said).summary)
+    told, gpu = verdict(said, facts, box(said).summary), modelled_gpu(facts)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
@@ -57,7 +57,7 @@ def diagnose(
         outcomes=outcomes,
         next=_next(said, facts),
         ignored=dict(reasons),
-        modelled_gpu=modelled_gpu_name(facts),
+        modelled_gpu=gpu.name if gpu else facts.get("assumed_gpu") or "",
         answer=said,
     )
 
