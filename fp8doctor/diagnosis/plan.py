@@ -33,8 +33,7 @@ from fp8doctor.diagnosis.treatments import (
     replaces_own_compile,
     stay_in_bf16,
 )
-from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import NOT_RECORDED, ArmName, Facts, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.wording import in_times
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Tool, tool
-from fp8doctor.facts.observation import TracedStep
 from fp8doctor.facts.record import Record, encode, to_builtins
+from fp8doctor.facts.trial import TracedStep
 from fp8doctor.wording import percent
 
 

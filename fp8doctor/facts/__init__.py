@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, Scaling, Use
-from fp8doctor.facts.observation import NotFinite, Observation, Rank, Ranks
 from fp8doctor.facts.record import (
     NOT_RECORDED,
     Prose,
@@ -51,6 +50,10 @@ from fp8doctor.facts.trial import (
     HostLoad,
     KernelGroup,
     MemoryParts,
+    NotFinite,
+    Observation,
+    Rank,
+    Ranks,
     Trial,
 )
 

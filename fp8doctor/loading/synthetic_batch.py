@@ -3,13 +3,13 @@
 A random batch is on the model's device (also meta) and leaves global random states alone.
 """
 
+import inspect
 import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from fp8doctor.facts import Target, Workload
-from fp8doctor.loading.find_model import arguments_of
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import (
     buffers_of,
@@ -272,3 +272,13 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     others = [each.shape for name, each in named if name not in TARGETS and each.is_floating_point()]
     more = any(1 < len(each) < 4 and math.prod(each[:-1]) > rows for each in others)
     return size, length, None if more else rows
+
+
+def arguments_of(function: Any) -> dict[str, bool]:
+    """Map a function's named arguments to whether it requires them; empty if nobody can tell."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return {}
+    named = (each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+    return {each.name: each.default is each.empty for each in named}

@@ -11,8 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
-from fp8doctor.facts.observation import IdleCause, TracedKernel, TracedStep
 from fp8doctor.facts.record import UnreadableDocument
+from fp8doctor.facts.trial import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.profiled_step import Gap, Work, divided, longest_first, sweep, work_of
 from fp8doctor.profiling.trace import Event, Trace, outer_first, read_trace
 

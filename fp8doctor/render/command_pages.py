@@ -9,7 +9,7 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.traces import IDLE, Traces, shown
 from fp8doctor.diagnosis.two_reports import Comparison
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.observation import TracedStep
+from fp8doctor.facts.trial import TracedStep
 from fp8doctor.health.record import OPERANDS, Health
 from fp8doctor.health.verdict import HealthVerdict
 from fp8doctor.planning.estimates import Row

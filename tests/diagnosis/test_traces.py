@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.diagnosis.traces import what_comes_first
-from fp8doctor.facts.observation import TracedStep
+from fp8doctor.facts.trial import TracedStep
 from tests.render.test_pages import BF16, FP8, HOST_BOUND, kernel, step
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.facts.observation import TracedStep
 from fp8doctor.facts.record import UnreadableDocument
+from fp8doctor.facts.trial import TracedStep
 from fp8doctor.profiling import trace as reader
 from fp8doctor.profiling.users_trace import traced_step
 from tests.profiling.composed import Composed

@@ -11,7 +11,7 @@ from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.traces import Traces, conclude
 from fp8doctor.diagnosis.two_reports import compared
-from fp8doctor.facts.observation import TracedKernel, TracedStep
+from fp8doctor.facts.trial import TracedKernel, TracedStep
 from fp8doctor.render.command_pages import compare_page, trace_page
 from fp8doctor.render.markup import as_html, as_markdown
 from fp8doctor.render.page import Page, Quiet, Strong, Table
