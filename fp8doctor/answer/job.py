@@ -245,8 +245,6 @@ def made_up(facts: Facts) -> str:
     return " ".join(told)
 
 
-FP8_LIBRARIES = ("torchao", "transformer_engine")
-
 ABSENT = "not installed"
 
 INSTALL = "pip install torchao"
@@ -272,22 +270,22 @@ def machine_says(report: Document) -> tuple[Mark, str]:
         return "unknown", f"fp8doctor cannot tell whether this machine can train in FP8{issues}"
     if not gpus:
         return "warning", f"No GPU here: FP8 cannot be timed on this machine{issues}"
-    if why := next((each for each in _parts(facts) if each.mark == "bad"), None):
+    if why := next((each for each in _machine_parts(facts) if each.mark == "bad"), None):
         return "bad", f"This machine cannot train in FP8: {why.name} {why.text}{issues}"
     return "warning" if bad else "healthy", f"This machine can train in FP8{issues}"
 
 
-def things(report: Document, *, quiet: bool = False) -> Iterator[Marked]:
+def machine_lines(report: Document, *, quiet: bool = False) -> Iterator[Marked]:
     """List the machine from the ground up, then the checks' findings; with ``quiet`` only what is bad."""
     facts = report.facts
-    every = [*_parts(facts), *_findings(report)]
+    every = [*_machine_parts(facts), *_findings(report)]
     if recorded(facts, "environment.variables"):
         found = " · ".join(variables(facts))
         every.append(Marked("info" if found else "healthy", found or "none that affects FP8", "variables"))
     yield from (each for each in every if not quiet or each.mark in ("bad", "warning"))
 
 
-def _parts(facts: Facts) -> Iterator[Marked]:
+def _machine_parts(facts: Facts) -> Iterator[Marked]:
     """Describe Python, torch, driver, GPUs and libraries."""
     software = facts.get("software", Software())
     if recorded(software, "python"):
@@ -326,7 +324,7 @@ def _packages(facts: Facts, *, can_run: bool) -> Iterator[Marked]:
     """List the libraries that train in FP8, and the others in a line."""
     versions = {name: each.get("version") or "of unknown version" for name, each in facts.packages().items()}
     recipes = if_recorded(usable_recipes, facts) if can_run else None
-    own = [name for name in FP8_LIBRARIES if name in versions]
+    own = [name for name in SHOWN_PACKAGES if name in versions]
     for name in own:
         version, words = versions.pop(name), STACKS[name].in_words
         if recipes is None or name in recipes:

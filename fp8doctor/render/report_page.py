@@ -10,11 +10,11 @@ from fp8doctor.answer.job import (
     job_facts,
     lacks_model,
     machine,
+    machine_lines,
     machine_says,
     made_up,
     model,
     support,
-    things,
     variables,
 )
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
@@ -165,7 +165,7 @@ def _without_findings(report: Document) -> Marks:
 def _environment(report: Document, *, quiet: bool) -> Page:
     """Lay out whether the machine can train in FP8, and what is there, a line each."""
     mark, verdict = machine_says(report)
-    found = tuple(things(report, quiet=quiet))
+    found = tuple(machine_lines(report, quiet=quiet))
     shown = {word for each in found for word in each.text.split()}
     more = side_by_side(each for each in support(report.facts) if each.split()[-1] not in shown)
     return Page(
