@@ -25,8 +25,6 @@ from fp8doctor import kit
 NVFP4_UNJUDGED = (11, 0)
 """On 12.x it runs from Transformer Engine 2.19 on, or without Hadamard transform and stochastic rounding."""
 
-CURRENT_SCALING = "with te.autocast(recipe=Float8CurrentScaling()):\n    output = model(**batch)"
-
 
 @kit.check("GPU002", "recipe-unsupported", severity="error", invalidates_model=True)
 def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
@@ -46,9 +44,7 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     if not reasons:
         return None
     (stack, recipe), reason = next(iter(reasons.items()))
-    summary, code = "convert with the tensorwise recipe", kit.conversion.with_recipe("tensorwise", facts)
-    if stack == "transformer_engine":
-        summary, code = "current scaling, which every GPU with FP8 tensor cores runs", CURRENT_SCALING
+    fix = "te-current" if stack == "transformer_engine" else kit.recipes.FASTEST
     texts = [f"{name} ({owner}): {text}" for (owner, name), text in reasons.items()]
     return kit.Finding(
         title=f"{recipe} does not run here: {reason}",
@@ -60,7 +56,7 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
             "capability": gpu.compute_capability,
         },
         breaks="step_raises" if layers and not kit.own_step.ran_on_a_gpu(facts) else kit.NOT_RECORDED,
-        treatment=kit.Treatment(name="recipe-that-fits", summary=summary, code=code),
+        treatment=kit.describe(fix, facts),
     )
 
 

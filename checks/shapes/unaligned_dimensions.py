@@ -27,8 +27,8 @@ WORTH_PCT = 5.0
 """Percent of the step from which padding in 16 bits is worth it: twice a step's noise, and a margin."""
 
 MOST = 0.5
-"""Share of the FP8 layers above which their sides are the model's widths, which may be padded. Fewer may be
-over classes or patches, and stay out of the conversion."""
+"""Share of the FP8 layers above which their sides are the model's widths, or their rows those of all samples,
+which may be padded. Fewer may be over classes, patches or conditions, and stay out of the conversion."""
 
 
 @kit.check("SHP001", "unaligned-dimensions", severity="error", **kit.WRONG_FP8_STEP)
@@ -65,14 +65,15 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     found = of_batch or refused
     first, (rows, multiple) = next((each, refused[each.name]) for each in fp8 if each.name in found)
     multiple = max(of_batch.values(), default=multiple)
+    most, tokens = len(refused) > MOST * len(fp8) and workload.batch_size, workload.tokens
     return kit.Finding(
         title=f"{kit.plural(len(found), 'FP8 layer')} of {len(fp8)} cannot multiply {rows} rows, no multiple "
         f"of {multiple}: the step raises on a GPU",
         explanation=f"In one forward, {first.name} multiplies {kit.plural(rows, 'row')} of the batch's "
-        f"{workload.tokens} {'tokens' if workload.sequence_length else 'rows'}.",
+        + (f"{tokens} {'tokens' if workload.sequence_length else 'rows'}." if tokens else "samples."),
         evidence={"layers": len(found), "first": first.name, "rows": rows, "multiple": multiple},
         treatment=kit.padding.pad_batch(workload, multiple)
-        if of_batch
+        if of_batch or most
         else kit.keep_in_bf16([*found], facts),
         breaks="step_raises",
     )

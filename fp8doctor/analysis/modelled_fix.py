@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from fp8doctor.analysis.layer_gain import MANY_TOKENS, first_that_pays, is_given
+from fp8doctor.analysis.layer_gain import first_that_pays, is_given
 from fp8doctor.analysis.modelled_speedup import OFF, OFF_IN_BALANCE, as_modelled, modelled_speedup
 from fp8doctor.analysis.treatment_table import after
-from fp8doctor.cost.matmuls import all_tokens
+from fp8doctor.cost.matmuls import all_tokens, step_tokens
 from fp8doctor.cost.step_cost import UNCERTAINTY, ModelledStep, modelled_step, with_tokens
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Saving, Treatment
@@ -26,10 +26,11 @@ class HostBound(NamedTuple):
 def modelled_host_bound(facts: Facts) -> HostBound | None:
     """Model a step that is slower than BF16 because of its host, by more than the model's error.
 
-    None also for layers that no host of theirs launches, and for a batch that is not the user's.
+    None also for layers that no host of theirs launches, and for a batch that is not the user's, or whose
+    tokens are not one number.
     """
-    fp8 = facts.network.fp8
-    if not fp8 or not all(stack_of(linear).own_kernels for linear in fp8) or not is_given(facts):
+    fp8, tokens = facts.network.fp8, step_tokens(facts)
+    if not (fp8 and tokens and all(stack_of(linear).own_kernels for linear in fp8) and is_given(facts)):
         return None
     step, found = modelled_step(facts), modelled_speedup(facts)
     if step is None or found is None or found.now is None:
@@ -42,7 +43,7 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
         then = modelled_speedup(with_tokens(facts, tokens))
         return then.now.value if then and then.now else 0.0
 
-    pays = first_that_pays(facts.workload.tokens or MANY_TOKENS, speedup_with)
+    pays = first_that_pays(tokens, speedup_with)
     return HostBound(step, found.bf16_ms, found.now.value, pays and pays[0])
 
 

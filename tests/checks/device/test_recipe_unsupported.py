@@ -9,6 +9,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
+from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Facts, Gpu, Target
 from tests.checks.environment.test_incompatible_versions import with_releases
@@ -84,6 +85,7 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
     assert outcome_of(RECIPE, look(mxfp8(mlp()))) == outcome
     assert outcome_of(RECIPE, look(mxfp8(mlp(), emulated=True))) == "not_applicable"
     if outcome == "fires":
+        assert traits(fix_of(RECIPE, look(mxfp8(mlp()))).name).recipe == "tensorwise"
         model = mlp()
         exec(fix_of(RECIPE, look(mxfp8(mlp()))).code, {"model": model})
         assert outcome_of(RECIPE, look(model)) == "silent"

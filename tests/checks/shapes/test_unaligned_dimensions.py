@@ -137,6 +137,8 @@ def test_layers_with_a_row_for_each_sample_are_left_in_bf16() -> None:
     assert outcome_of(SIDES, facts) == "silent"
     assert outcome_of(ROWS, counted(samples=4, keep=finding.treatment.layers)) == "silent"
     assert outcome_of(ROWS, counted(samples=16)) == "silent"
+    padded = found_by(ROWS, counted(samples=4, length=3)).treatment
+    assert padded.name == "pad-tokens", "most layers are of every sample, and stay in FP8"
     assert outcome_of(ROWS, timed(facts, ran("as_is"))) == "silent", "the GPU took them"
 
 

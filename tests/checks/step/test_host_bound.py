@@ -132,5 +132,8 @@ def test_what_is_not_modelled_is_left_to_the_trial(te: ModuleType, look: Look) -
     in_bf16 = on_meta(te.Linear, 512)
     in_bf16(torch.zeros(16, 512, dtype=torch.bfloat16, device="meta"))
     pays = look(on_meta(te.Linear, 4096), tokens=16_384)
-    for facts in (DECODER_468M, pays, look(in_bf16, tokens=1024)):
+    one = look(on_meta(te.Linear, 512), tokens=1024)
+    rows = {each.name: (1024,) for each in one.network.linears}
+    two = replace(one, workload=replace(one.workload, tokens=None, rows=rows))  # of unlike sequences
+    for facts in (DECODER_468M, pays, look(in_bf16, tokens=1024), two):
         assert outcome_of(HOST, facts) == "unknown"
