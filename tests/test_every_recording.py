@@ -195,6 +195,7 @@ def no_fix_undoes_another(report: Report) -> None:
     assert len({family(name) for name in names}) == len(names)
     lines = [line for step in report.prescription for line in step.treatment.code.splitlines()]
     assert contradictions(lines) == {}
+    assert len({line for line in lines if line.startswith("convert_to_float8_training(model")}) <= 1
     assert [each for each in snippets(report) if unresolved(each)] == [], "a name from nowhere"
     for one, other in itertools.combinations(report.prescription, 2):
         said, again = (dict(_set_by(step.treatment.code)) for step in (one, other))

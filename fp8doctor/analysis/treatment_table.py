@@ -34,6 +34,7 @@ KEEP_IN_BF16 = "keep-in-bf16"
 PAD_VOCABULARY = "pad-vocabulary"
 COMPILE_LAYERS = "compile-layers"
 STAY_IN_BF16 = "stay-in-bf16"
+BASE_FIRST = "convert-base-first"
 MORE_TOKENS = "more-tokens"
 CHECKPOINTING_OFF = "checkpointing-off"
 OPTIMIZER_LAST = "optimizer-last"
@@ -122,9 +123,14 @@ def _compiled(facts: Facts, treatment: Treatment) -> Facts:
     return with_linears_compiled(facts, yes=True)
 
 
+def _without_adapters(facts: Facts, treatment: Treatment) -> Facts:
+    """Take LoRA's matrices out of FP8, as lines that convert do."""
+    return in_bf16(facts, {each.name for each in facts.linears() if each.get("adapter") == "adapter"})
+
+
 def _kept_in_bf16(facts: Facts, treatment: Treatment) -> Facts:
     """Take these layers out of FP8; a job that has no FP8 then is another one, with a fix of its own."""
-    kept = in_bf16(facts, treatment.layers)
+    kept = _without_adapters(in_bf16(facts, treatment.layers), treatment)
     return kept if kept.network.fp8 else facts
 
 
@@ -167,6 +173,7 @@ _ALL = (
     _compiling(COMPILE_MODEL, "compiled whole"),
     _compiling(COMPILE_LAYERS, "layers compiled", "forms.compile_layers"),
     TreatmentRecord(STAY_IN_BF16, "", "forms.stay_in_bf16", "bf16"),
+    TreatmentRecord(BASE_FIRST, then=_without_adapters),
     _of_both(
         ADAPTERS_TO_BF16,
         "BF16 adapters",

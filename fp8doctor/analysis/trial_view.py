@@ -184,7 +184,7 @@ class TrialView:
             return now
         if any(each.is_finite for each in table if not each.in_fp8):
             table = [each for each in table if each.is_finite]
-        table = [each for each in table if not self._awaits_fp8(each)]
+        table = [each for each in table if not self._awaits_fp8(each)] or [now]
         if now in table:
             table = [each for each in table if each is now or self._is_surely_faster(each, now)]
         fastest = min(table, key=_ms)

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import Variant, uses_fp8
-from fp8doctor.analysis.conversion import keep_in_bf16, with_recipe
+from fp8doctor.analysis.conversion import conversion, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
+    BASE_FIRST,
     KEEP_IN_BF16,
     ON_THIS_GPU,
     STAY_IN_BF16,
@@ -94,15 +95,16 @@ def _in_one_conversion(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
     at = next((at for at, step in enumerate(steps) if traits(step.treatment.name).compiles), len(steps))
     late = [step for step in steps[at:] if converts_layers(step.treatment.name)]
     steps = [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
-    kept = next((each.treatment.layers for each in steps if each.treatment.name == KEEP_IN_BF16), ())
-    words = (recipe_after(name) for each in steps if changes_recipe(name := each.treatment.name))
-    word = next(words, "")
-    if not kept or not word:
+    own = [each.treatment for each in steps if each.treatment.name in (KEEP_IN_BF16, BASE_FIRST)]
+    recipes = [each.treatment for each in steps if changes_recipe(each.treatment.name)]
+    if len(own + recipes) < 2:
         return steps
-    code = with_recipe(word, facts, kept)
+    kept = [name for each in own for name in each.layers]
+    words = [recipe_after(each.name) for each in recipes]
+    code = with_recipe(words[0], facts, kept) if words else conversion(facts, kept)
     return [
         replace(each, treatment=replace(each.treatment, code=code))
-        if each.treatment.name == KEEP_IN_BF16 or changes_recipe(each.treatment.name)
+        if each.treatment in own + recipes
         else each
         for each in steps
     ]

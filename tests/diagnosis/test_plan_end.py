@@ -15,7 +15,7 @@ from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.arm_names import Reason
 from tests.diagnosis.trials import Of, around, compiled_by_block, without_fp8
 from tests.facts_of import DECODER_468M
-from tests.replays import JOBS, TESTS
+from tests.replays import JOBS, TESTS, of
 
 
 def narrow() -> Facts:
@@ -97,6 +97,14 @@ def test_no_plan_ends_in_a_step_that_is_not_finite(now: tuple[str, ...]) -> None
     assert [step.treatment.name for step in report.prescription] == [STAY_IN_BF16]
     assert report.verdict.best_variant == "bf16_compiled"
     assert report.verdict.achievable_speedup is None
+
+
+def test_a_job_whose_steps_are_all_not_finite_keeps_its_own() -> None:
+    """The one finite BF16 has a change that FP8 had no time for."""
+    facts = of("shared_gpu", "h200-checkpointed_needlessly").report.facts
+    end = TrialView(with_nan_in(facts, as_is=("loss",), bf16_compiled=("loss",))).end
+    assert end is not None
+    assert end.is_as_is
 
 
 def test_fp8_stays_while_nothing_estimates_the_whole_step() -> None:

@@ -7,6 +7,8 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from fp8doctor.analysis.conversion import keep_in_bf16
+from fp8doctor.analysis.treatment_table import after
 from fp8doctor.facts import Facts, Network, Workload
 from fp8doctor.finding import Finding
 from fp8doctor.kit import float8 as example_layer
@@ -101,6 +103,8 @@ def test_adapters_that_were_converted_stay_out_by_the_printed_lines(look: Look) 
     mended = look(model)
     assert (len(mended.network.fp8), outcome_of(ADAPTERS, mended)) == (15, "silent")
     assert not any("lora" in name for name in kept(found_by(SMALL, facts)))
+    without = after(facts, [keep_in_bf16([facts.network.fp8[0].name], facts)])
+    assert outcome_of(ADAPTERS, without) == "silent", "a job converts once"
 
 
 def test_adapters_in_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
