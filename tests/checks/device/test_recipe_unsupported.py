@@ -10,6 +10,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.treatment_table import traits
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Facts, Gpu, Target
 from tests.checks.environment.test_incompatible_versions import with_releases
@@ -86,6 +87,8 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
     assert outcome_of(RECIPE, look(mxfp8(mlp(), emulated=True))) == "not_applicable"
     if outcome == "fires":
         assert traits(fix_of(RECIPE, look(mxfp8(mlp()))).name).recipe == "tensorwise"
+        plan = diagnose(replace(look(mxfp8(mlp()), tokens=256), assumed_gpu="H100")).prescription
+        assert [step.treatment.name for step in plan] == ["stay-in-bf16"], "too small for FP8 at all"
         model = mlp()
         exec(fix_of(RECIPE, look(mxfp8(mlp()))).code, {"model": model})
         assert outcome_of(RECIPE, look(model)) == "silent"
