@@ -26,7 +26,7 @@ NVFP4_UNJUDGED = (11, 0)
 """On 12.x it runs from Transformer Engine 2.19 on, or without Hadamard transform and stochastic rounding."""
 
 
-@kit.check("GPU002", "recipe-unsupported", severity="error", **kit.WRONG_FP8_STEP)
+@kit.check("GPU002", "recipe-unsupported", severity="error", **kit.NO_FP8_STEP)
 def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     gpu = next(iter(kit.recipe_support.gpus_of(facts)), None)
     if gpu is None or not kit.recipe_support.has_fp8(gpu):
