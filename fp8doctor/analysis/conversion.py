@@ -65,6 +65,8 @@ def conversion(
     if prepared:
         return "\n".join((*keep, in_script(facts, config=config, takes=" and ".join(takes))))
     first = [stack.converter_import] if stack.converter_import else []
+    if any(each.get("adapts") and not each.name.startswith(f"{each.adapts}.") for each in linears):
+        first.append("# before LoRA, which takes its layers' forwards")  # kohya's: a conversion drops them
     given = f", config={config}" * bool(config)
     root = "model = " * any(each.get("name") == "" for each in linears)  # which is no child to be replaced
     return "\n".join((*first, *keep, f"{root}{stack.converter}(model{given}{_filter(takes)})"))

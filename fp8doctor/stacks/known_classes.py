@@ -29,11 +29,7 @@ KNOWN: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
         {"stack": "huggingface"},
     ),
     ("bitsandbytes.", ("Linear4bit", "Linear8bitLt"), {"stack": "bitsandbytes", "use": "storage"}),
-    (
-        "nanochat.fp8",
-        ("Float8Linear",),
-        {"stack": NANOCHAT.name, "use": "training", "recipe": "tensorwise", "features": {}},
-    ),
+    ("nanochat.fp8", ("Float8Linear",), {"stack": NANOCHAT.name, "use": "training", "recipe": "tensorwise"}),
 )
 """Packages, their classes, and what differs from a plain layer."""
 
@@ -48,6 +44,8 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     for prefix, names, known in KNOWN:
         if (kind := ancestor(type(module), prefix, names)) is not None:
             layers = plain.linear(module, gaps) if is_a(module, nn.Linear) else plain.experts(module)
+            for each in layers:
+                each.features.pop("own_forward", None)
             return tuple(replace(each, kind=kind, **known) for each in layers)
     return of_the_user(module, gaps)
 

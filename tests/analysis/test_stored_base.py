@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fp8doctor.analysis.conversion import conversion
 from fp8doctor.analysis.layers import OWN_FUNCTION, computes_forward_in_fp8
 from fp8doctor.analysis.memory import fit
 from fp8doctor.api import inspect_model
@@ -98,6 +99,8 @@ def test_adapters_next_to_the_model_run_where_their_layers_do(stored: bool) -> N
         [e.flops_per_token for e in of.facts.linears() if e.adapter != "adapter"] for of in (beside, nested)
     ]
     assert work[0][1:] == work[1][1:]
+    lines = [conversion(of.facts).splitlines() for of in (beside, nested)]
+    assert len(lines[0]) == len(lines[1]) + 1  # of a conversion that would drop the adapters
     assert [each.name for each in beside.facts.network.blocks] == ["blocks"]
     layers = {each.layer for each in beside.facts.linears() if each.adapter == "adapter"}
     assert layers == {each.name for each in beside.facts.linears() if each.name.startswith("blocks.")}

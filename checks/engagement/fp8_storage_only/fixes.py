@@ -32,13 +32,12 @@ def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
     adapted = any(linear.get("adapter") for linear in network.linears)
     if adapted and works and any(each.active for each in facts.training.get("checkpointing", ())):
         return None
-    rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
     out = [linear.name for linear in network.linears if linear not in takes]
-    converted = kit.conversion.conversion(facts, beside=out)
+    lines = "# model: rebuilt with weights in BF16", kit.conversion.conversion(facts, beside=out)
     return kit.Treatment(
         name="train-in-fp8",
         summary="load BF16 weights, which fit, and convert them for FP8 training",
-        code="\n".join((rebuilt, converted, *kit.compile_coverage.compile_all(network))),
+        code="\n".join((*lines, *kit.compile_coverage.compile_all(network))),
         kind="sketch",
     )
 

@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -103,7 +102,11 @@ def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Seen:
             made[id(real)] = real, fake if trained is None else trained
         return made[id(real)][1]
 
-    stand_ins = {id(each): fake_of(each) for each in _not_copied(unwrapped(job.model))}
+    # Tensors of other devices, held as plain attributes, would stay real, on another device than the fakes.
+    modules = list(unwrapped(job.model).modules())
+    weights = {id(each) for of in modules for each in (*of.parameters(False), *of.buffers(False))}
+    held = (each for of in modules for each in tensors(vars(of)) if each.device.type != "cpu")
+    stand_ins = {id(each): fake_of(each) for each in held if id(each) not in weights}
     copied = replicate(job.model, cuts=plan.cuts[0], share=True, stand_ins=stand_ins)[0]
     model = swap(strip_compile_marks(copied), _in_16_bits).train()
     give_own_code(model)
@@ -149,13 +152,3 @@ def autocasts_on_the_cpu() -> Iterator[None]:
         yield
     finally:
         autocast.__init__ = own
-
-
-def _not_copied(model: nn.Module) -> list[torch.Tensor]:
-    """List the tensors of other devices that modules hold as plain attributes.
-
-    Their copies would be real, on another device than the fakes.
-    """
-    weights = {id(each) for each in chain(model.parameters(), model.buffers())}
-    held = (each for module in model.modules() for each in tensors(module.__dict__))
-    return [each for each in held if id(each) not in weights and each.device.type != "cpu"]
