@@ -155,6 +155,46 @@ def megatron_llama(recipe: str) -> nn.Module:
     return stepped(on_meta(lambda: Decoder(layers, 4096, 128256)), few(), getattr(recipes, recipe)())
 
 
+class Gpt(nn.Module):
+    """The gated GPT-2 of yxanul's benchmarks, which opens the autocast itself; heads are not told apart."""
+
+    def __init__(self) -> None:
+        import transformer_engine.pytorch as te
+
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(32768, 768), nn.Embedding(2048, 768)
+        self.blocks = nn.ModuleList(nn.ModuleDict(self.block(te)) for _ in range(12))
+        self.head = te.Linear(768, 32768, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def block(self, te: Any) -> dict[str, nn.Module]:
+        sides = {
+            "qkv": (768, 1152),
+            "out": (768, 768),
+            "gate": (768, 2048),
+            "up": (768, 2048),
+            "down": (2048, 768),
+        }
+        return {name: te.Linear(*each) for name, each in sides.items()} | {"norm": nn.RMSNorm(768)}
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        import transformer_engine.pytorch as te
+
+        x = self.tokens(input_ids) + self.places.weight[: input_ids.shape[1]]
+        with te.autocast(enabled=True):
+            for at in self.blocks:
+                x = x + at["out"](at["qkv"](at["norm"](x))[..., :768])  # type: ignore[index]
+                y = at["norm"](x)  # type: ignore[index]
+                x = x + at["down"](nn.functional.silu(at["gate"](y)) * at["up"](y))  # type: ignore[index]
+            return self.head(x)  # type: ignore[no-any-return]
+
+
+def gpt_of_768() -> nn.Module:
+    model = on_meta(Gpt)
+    model(**few())
+    return model
+
+
 BERT_BATCH = {**tokens(16, 48, labels=False), "labels": torch.zeros(16, dtype=torch.long, device="meta")}
 ESM = "NVIDIA/bionemo-framework/ci/lepton/model_convergence/configs/recipes"
 RECIPES = (
@@ -223,5 +263,12 @@ RECIPES = (
         lambda: megatron_llama("Float8CurrentScaling"),
         lambda: tokens(1, 8192, labels=False),
         stand_in=f"{STAND_IN}; its recomputation of five layers is Megatron's own and left out",
+    ),
+    Recipe(
+        "testing-dense-gpt2-small",
+        "yxanul/testing_dense/model_te_final_v2.py",
+        gpt_of_768,
+        lambda: tokens(8, 512, labels=False),
+        stand_in=f"{STAND_IN}; attention itself is left out",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from accelerate.utils.ao import convert_model_to_fp8_ao
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from transformers import (
@@ -29,6 +30,7 @@ from research.recipes.parts import (
 )
 from tests import prototypes
 from tests.stand_ins.nanochat import Float8Linear
+from tests.stand_ins.nanochat import convert_to_float8_training as to_nanochat
 
 LLAMA_8B = LlamaConfig(
     vocab_size=128256,
@@ -215,6 +217,36 @@ def pairs(batch: int, length: int) -> dict[str, Tensor]:
 
 BERT_BATCH = {**tokens(16, 48, labels=False), "labels": torch.zeros(16, dtype=torch.long, device="meta")}
 TITAN = "pytorch/torchtitan/torchtitan/models"
+
+
+def picollm_d24() -> nn.Module:
+    model = on_meta(lambda: Decoder((Block(1536, 12, 12, 6144, gated=False) for _ in range(24)), 1536, 32768))
+    return torch.compile(to_nanochat(model), dynamic=False)  # type: ignore[return-value]
+
+
+def flux_lora() -> nn.Module:
+    """The base is converted first; its adapters are fp32, and nothing is compiled."""
+    model = on_meta(flux.Flux).requires_grad_(False)
+    config = Float8LinearConfig(pad_inner_dim=True)
+    convert_to_float8_training(
+        model,
+        config=config,
+        module_filter_fn=lambda module, name: name != "final_layer" and sides_of_16(module),
+    )
+    targets = LoraConfig(r=4, lora_alpha=4, init_lora_weights=False, target_modules=["qkv", "proj"])
+    inject_adapter_in_model(targets, model)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    return model
+
+
+def one_image() -> dict[str, Tensor]:
+    """One image of 512 x 512, and its caption."""
+    sizes = {"img": (1024, 64), "txt": (512, 4096), "timesteps": (256,), "y": (768,)}
+    return {name: torch.empty(1, *size, dtype=torch.bfloat16, device="meta") for name, size in sizes.items()}
+
+
 RECIPES = (
     Recipe(
         "torchtitan-deepseek-v3-671b-float8",
@@ -289,5 +321,20 @@ RECIPES = (
         "pytorch/ao/docs/source/examples/float8_training_example.py",
         torchao_example,
         lambda: torch.empty(4096, 8192, dtype=torch.bfloat16, device="meta"),
+    ),
+    Recipe(
+        "picollm-d24",
+        "Montekkundan/llm/picollm/accelerated/fp8.py",
+        picollm_d24,
+        lambda: tokens(16, 2048, labels=False),
+        stand_in="FP8 Linear after nanochat's own, which it copies",
+    ),
+    Recipe(
+        "diffusers-torchao-flux-lora",
+        "sayakpaul/diffusers-torchao/training/README.md",
+        flux_lora,
+        one_image,
+        autocast=torch.bfloat16,
+        stand_in="FLUX as torchtitan writes it",
     ),
 )

@@ -45,6 +45,18 @@ JUDGED = {
         "rightly",
         "35 rows: a weight is read to be cast and again by each GEMM, which takes longer than in BF16",
     ),
+    ("diffusers-torchao-flux-lora", "CMP001"): (
+        "rightly",
+        f"{EAGER}neither the page nor its script compiles",
+    ),
+    ("diffusers-torchao-flux-lora", "SHP003"): (
+        "rightly",
+        "1,536 rows: every step casts the frozen base again, which so few rows do not pay for",
+    ),
+    ("testing-dense-gpt2-small", "STP001"): (
+        "rightly",
+        "61 layers of 768 on 4,096 rows; the file itself says that small batches should avoid FP8",
+    ),
     ("te-mnist", "STP004"): (
         "rightly",
         "weights and images are fp32 and no autocast of torch is open, so what is not in FP8 runs in fp32",

@@ -105,8 +105,8 @@ def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Seen:
     # Tensors of other devices, held as plain attributes, would stay real, on another device than the fakes.
     modules = list(unwrapped(job.model).modules())
     weights = {id(each) for of in modules for each in (*of.parameters(False), *of.buffers(False))}
-    held = (each for of in modules for each in tensors(vars(of)) if each.device.type != "cpu")
-    stand_ins = {id(each): fake_of(each) for each in held if id(each) not in weights}
+    outside = (each for of in modules for each in tensors(vars(of)) if each.device.type != "cpu")
+    stand_ins = {id(each): fake_of(each) for each in outside if id(each) not in weights}
     copied = replicate(job.model, cuts=plan.cuts[0], share=True, stand_ins=stand_ins)[0]
     model = swap(strip_compile_marks(copied), _in_16_bits).train()
     give_own_code(model)
