@@ -265,7 +265,12 @@ def _to_the_end(
         left, gives_up = _without_fp8(proposed, gives_up, broken, recompiles=recompiles)  # timed or not
         kept, first = [step for step in kept if step in left], [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
-        first = [*start_timed(end, view)]
+        by_name = {step.treatment.name: step for step in kept}
+        first = [
+            replace(by_name.pop(each.treatment.name, each), treatment=each.treatment)
+            for each in start_timed(end, view)
+        ]
+        kept = [*by_name.values()]
     mends = [step for step in kept if broken.intersection(step.names) or begins_fp8(step)]
     named = {step.treatment.name for step in (*kept, *first)}
     missing = (describe(name, view.facts) for name in end.changes if name not in named)
