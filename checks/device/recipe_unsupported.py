@@ -44,7 +44,7 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     if not reasons:
         return None
     (stack, recipe), reason = next(iter(reasons.items()))
-    fix = "te-current" if stack == "transformer_engine" else kit.recipes.FASTEST
+    fix = "te-current" if stack == "transformer_engine" else kit.recipes.FASTEST[0]
     texts = [f"{name} ({owner}): {text}" for (owner, name), text in reasons.items()]
     return kit.Finding(
         title=f"{recipe} does not run here: {reason}",

@@ -145,6 +145,6 @@ def labels(facts: Facts) -> dict[str, str]:
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
         on_compiled = compiles or (base is not None and base.name not in (ArmName.BF16, ArmName.AS_IS))
         if is_in_bf16(name) and on_compiled and of.get("graphs_run") and "compile" not in " ".join(words):
-            words.append("compiled")
+            words.append("compiled whole" if base and base.name == ArmName.BF16_WHOLE else "compiled")
         found[name] = ", ".join(words)
     return found

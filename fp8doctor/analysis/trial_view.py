@@ -311,17 +311,19 @@ class TrialView:
 
     @cached_property
     def late(self) -> dict[str, Arm]:
-        """The variants that only time kept from being timed, by their names."""
-        return {each.name: each for each in self.facts.arms() if recorded(each, "name") and lacked_time(each)}
+        """The variants that only time kept from being timed, by their names, without what a recipe beats."""
+        beaten = {self.timed[name].arm.get("base") for name in FASTEST if name in self.timed}
+        named = (each for each in self.facts.arms() if recorded(each, "name") and each.name not in beaten)
+        return {each.name: each for each in named if lacked_time(each)}
 
     @known
     def late_first(self) -> Arm | None:
         """The first variant without a time that comes before all fixes, or a recipe that may win."""
-        converted = [each.name for each in self.trial.arms if is_conversion(each.name)]
-        names = [ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *converted[:1], ArmName.BF16_COMPILED, FASTEST]
+        convert = [each.name for each in self.trial.arms if is_conversion(each.name)]
+        names = [ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *convert[:1], ArmName.BF16_COMPILED, *FASTEST]
         fp8, bf16 = self.fp8, self.fair_bf16(self.fp8)
         if fp8 and bf16 and 1 / RECIPES_APART < self.speed(fp8, bf16).value < 1 + EVEN:
-            names += converted
+            names += convert
         return next((self.late[name] for name in names if name in self.late), None)
 
     @known

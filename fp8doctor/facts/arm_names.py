@@ -36,6 +36,7 @@ BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
 _BF16_WITH = "bf16_with_"
 _CONVERSION = "float8_"
 _AS_COMPILED = "_as_compiled"
+NO_CHECKPOINTING = "_without_checkpointing"
 _WITHDRAWN = ("_first", "cuda-graphs", "cuda_graphs")
 
 
@@ -66,7 +67,7 @@ def is_conversion(name: str) -> bool:
 
 
 def recipe_of(conversion: str) -> str:
-    return conversion.removeprefix(_CONVERSION).removesuffix(_AS_COMPILED)
+    return conversion.removeprefix(_CONVERSION).removesuffix(NO_CHECKPOINTING).removesuffix(_AS_COMPILED)
 
 
 def keeps_users_compilation(name: str) -> bool:

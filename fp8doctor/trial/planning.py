@@ -22,11 +22,11 @@ from fp8doctor.analysis.treatment_table import (
     family,
     traits,
 )
-from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
+from fp8doctor.cost.step_cost import ModelledStep, in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
+from fp8doctor.facts.arm_names import NO_CHECKPOINTING, ArmName, bf16_with, conversion_to
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, FASTEST, RECIPES, TORCHAO, stack_of
 from fp8doctor.trial.copies.step import Place, Variant, VariantPlan, as_it_is
@@ -98,11 +98,6 @@ class VariantPlanner:
             by_block=forms[-1] == COMPILE_BLOCKS if forms else base.by_block,
         )
 
-    def alone(self, as_is: VariantPlan, name: str, layers: tuple[str, ...]) -> VariantPlan:
-        off = name == CHECKPOINTING_OFF and not as_is.fp8  # with FP8 the plan is without it
-        place = Place.NO_CHECKPOINTING if off else Place.REST
-        return replace(self.on(as_is, {name: layers}, name), place=place)
-
     def bf16(self, form: ArmName) -> VariantPlan:
         return VariantPlan(
             form,
@@ -128,30 +123,35 @@ class VariantPlanner:
             plans[0] = replace(plans[0], place=Place.OWN_BF16)
         return plans
 
-    def whole(self, base: VariantPlan) -> list[VariantPlan]:
+    @functools.cached_property
+    def modelled(self) -> ModelledStep | None:
+        """The step in compiled BF16, by the cost model."""
+        return if_recorded(modelled_step, in_bf16(with_linears_compiled(self.facts, yes=True)))
+
+    @property
+    def waits_for_host(self) -> bool:
+        return self.modelled is not None and self.modelled.host_ms >= HOST_PACED * self.modelled.busy_ms
+
+    def whole(self, base: VariantPlan, shared: Layers) -> list[VariantPlan]:
         """Plan BF16, and FP8 on top of ``base``, as one graph, if the host is expected to set the pace.
 
         Of three such steps BF16 in one graph was 1.01x, 1.27x and 1.45x as fast as by block (H200).
         """
         is_one = own_compile(self.facts) == "whole" and not replace(self, treatments=base.treatments).compiles
-        if is_one or not self.facts.network.blocks:
-            return []
-        in_bf16_compiled = in_bf16(with_linears_compiled(self.facts, yes=True))
-        modelled = if_recorded(modelled_step, in_bf16_compiled)
-        if modelled is None or modelled.host_ms < HOST_PACED * modelled.busy_ms:
+        if is_one or not self.facts.network.blocks or not self.waits_for_host:
             return []
         plans = [replace(self.bf16(ArmName.BF16_WHOLE), treatments=self.own_autocast)]
+        if shared:
+            plans.append(self.on(plans[0], shared, bf16_with([*shared][-1])))
         if base.fp8 and COMPILE_MODEL not in base.treatments:
-            compiled = self.on(base, {COMPILE_MODEL: ()}, COMPILE_MODEL)
-            plans.append(replace(compiled, explored=True, place=Place.OTHER_BF16))
-        return [replace(each, if_host_waits=True) for each in plans]
+            plans.append(replace(self.on(base, {COMPILE_MODEL: ()}, COMPILE_MODEL), explored=True))
+        return [replace(each, if_host_waits=True, place=Place.OTHER_BF16) for each in plans]
 
     def conversions(self, as_is: VariantPlan, shared: Layers) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe by block, then by each as the user compiles it.
 
-        All have the ``shared`` proposals: fp32 adapters took 29 of FP8's 129 ms (a LoRA of a Llama, H200).
-        The first decides. One graph of FP8 compiles for 7 s a block, so that form comes after BF16's and
-        other recipes: these are 6% apart, forms 1% (a recommender, H200).
+        All have the ``shared`` proposals: fp32 adapters took 29 of FP8's 129 ms. One graph of FP8 compiles
+        for 7 s a block, so that form comes after other recipes: these are 6% apart, forms 1% (H200).
         """
         compilation = COMPILE_BLOCKS if self.facts.network.blocks else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
@@ -169,7 +169,8 @@ class VariantPlanner:
         shared = {name: layers for name, layers in proposals.items() if traits(name).helps_bf16_too}
         if not shared:
             return []
-        name = BF16_WITH.get(frozenset(shared), ArmName.BF16_PRESCRIBED)
+        off = bf16_with(CHECKPOINTING_OFF) if CHECKPOINTING_OFF in shared else ArmName.BF16_PRESCRIBED
+        name = BF16_WITH.get(frozenset(shared), off)
         return [replace(self.on(self.bf16_under(prescribed), shared, name), place=Place.PLAN)]
 
     def bf16_under(self, plan: VariantPlan) -> VariantPlan:
@@ -185,11 +186,9 @@ class VariantPlanner:
     ) -> Iterator[VariantPlan]:
         """Plan the explorations on top of ``base``, after BF16 with the same if it helps BF16 too.
 
-        BF16 has the proposals ``alike``, too. Where compiling by block is tried, recipes are on top of it:
-        one graph of several blocks compiles for five times as long, and eager layers lose anyway.
+        Recipes are on top of compiled blocks where those are tried: one graph compiles five times as long.
         """
-        under = replace(self, treatments=proposals)
-        blocks = base
+        under, blocks = replace(self, treatments=proposals), base
         for name, is_sensible in WORTH_A_TRY.items():
             sensible = name not in under.treatments and if_recorded(is_sensible, under)
             if not sensible or (treatment := describe(name, self.facts)) is None:
@@ -197,9 +196,10 @@ class VariantPlanner:
             change: Layers = {name: treatment.layers}
             below = blocks if family(name) == "recipe" else base
             plan = replace(self.on(below, change, name), explored=True)
+            place = PLACES.get(name, Place.REST) if below.place.decides else Place.REST
             if name == COMPILE_BLOCKS:
-                blocks = plan
-            place = PLACES.get(name, Place.REST) if below is base else Place.REST
+                place = Place.REST if self.compiles_otherwise else Place.OTHER_BF16
+                blocks = replace(plan, place=place)
             if uses_fp8(self.facts) and traits(name).helps_bf16_too and name not in self.own_autocast:
                 in_bf16_too = alike[0] if alike else self.bf16_under(base)
                 changes = (*in_bf16_too.treatments, name)
@@ -214,6 +214,13 @@ def checkpoints(of: VariantPlanner) -> bool:
         each.active is True and each.form in ("wrapper", "huggingface")
         for each in of.facts.get("training.checkpointing", ())
     )
+
+
+def optimizer_takes_long(of: VariantPlanner) -> bool:
+    """Return whether fusing the optimizer may gain 2%: not fused, it moves about three times the bytes."""
+    step = of.modelled
+    takes_long = step is None or of.waits_for_host or step.families_ms["optimizer"] > 0.01 * step.busy_ms
+    return takes_long and could_be_fused(of.job)
 
 
 def in_fp32(of: VariantPlanner) -> bool:
@@ -247,16 +254,14 @@ def other_recipe(of: VariantPlanner, name: str) -> bool:
 def blocks_may_gain(of: VariantPlanner) -> bool:
     """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline.
 
-    That is a job that the user compiles in another form, as BF16 is by block then too; or blocks with eager
-    ``te.Linear`` (1.10x from 4,096 tokens, H200), or own blocks around layers of Transformer Engine (1.14x).
+    That is a job that the user compiles in another form, as BF16 is by block then too; or own blocks around
+    eager layers of Transformer Engine (up to 1.22x; its own blocks 1.00x and 1.01x).
     """
     te_is_eager = any(
-        stack_of(linear).own_kernels
-        and linear.compiled is None
-        and is_inside(linear, blocks)
-        and (linear.kind.endswith(".Linear") or not blocks.kind.startswith("transformer_engine."))
-        for linear in of.in_fp8
+        stack_of(linear).own_kernels and linear.compiled is None and is_inside(linear, blocks)
         for blocks in of.facts.network.blocks
+        if not blocks.kind.startswith("transformer_engine.")
+        for linear in of.in_fp8
     )
     whole_step = any(each.form == "training_step" for each in of.facts.get("training.compile_marks", ()))
     otherwise = of.in_fp8 and of.facts.network.blocks and of.compiles_otherwise and not whole_step
@@ -277,37 +282,43 @@ WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
     AUTOCAST_BF16: in_fp32,
     CHECKPOINTING_OFF: checkpoints,
     KEEP_IN_BF16: some_lose,
-    "fused-optimizer": lambda of: could_be_fused(of.job),
     COMPILE_BLOCKS: blocks_may_gain,
     **{name: functools.partial(other_recipe, name=name) for name in BY_TREATMENT if name in TREATMENTS},
 }
 """Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
 
-PLACES = {CHECKPOINTING_OFF: Place.NO_CHECKPOINTING, FASTEST: Place.PLAN}
+PLACES = {CHECKPOINTING_OFF: Place.NO_CHECKPOINTING, **dict.fromkeys(FASTEST, Place.PLAN)}
 """Exploration on top of the plan -> its place, if it is not tried last."""
 
 
 def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
     """Plan the variants for these facts, those that decide first."""
     planner = VariantPlanner(facts, job)
-    proposals: Layers = {
+    proposals = {
         each.name: each.layers
         for each in known(step.treatment for step in prescription)
         if not traits(each.name).is_an_arm_already
     }
     if opens_no_autocast(planner):
         proposals = {TE_AUTOCAST: (), **proposals}
+    if optimizer_takes_long(planner):
+        proposals["fused-optimizer"] = ()
     in_fp8 = uses_fp8(facts)
     if facts.get("network.fp8_calls") and not in_fp8:
         return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
     as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8, place=Place.AS_IS)
     base, alike, converted = as_is, list[VariantPlan](), list[VariantPlan]()
+    helping = (name for name in proposals if traits(name).helps_bf16_too)
+    needless = {CHECKPOINTING_OFF, *planner.own_autocast}  # the first takes more memory
+    shared = {name: proposals[name] for name in helping if name not in needless}
     if not in_fp8:
-        helping = (name for name in proposals if traits(name).helps_bf16_too)
-        needless = {CHECKPOINTING_OFF, *planner.own_autocast}  # the first takes more memory
-        shared = {name: proposals[name] for name in helping if name not in needless}
         converted = planner.conversions(as_is, shared)
         alike = planner.bf16_alike(converted[0], shared)
+        if CHECKPOINTING_OFF in proposals or checkpoints(planner):
+            off: Layers = {**shared, CHECKPOINTING_OFF: ()}
+            fp8 = planner.conversions(as_is, off)[0]
+            both = (*planner.bf16_alike(fp8, off), replace(fp8, name=fp8.name + NO_CHECKPOINTING))
+            alike += [replace(each, explored=True, place=Place.NO_CHECKPOINTING) for each in both]
     elif proposals:
         base = replace(planner.on(as_is, proposals, ArmName.PRESCRIBED), place=Place.PLAN)
         alike = planner.bf16_alike(base, proposals)
@@ -320,8 +331,12 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *([] if base is as_is else [base]),
         *converted,
         replace(again, name=ArmName.SELF_CHECK, base=again.name, place=Place.OTHER_BF16),
-        *planner.whole(base),
-        *(planner.alone(as_is, *each) for each in proposals.items() if len(proposals) > 1 or base is as_is),
+        *planner.whole(base, shared),
+        *(planner.on(as_is, {key: to}, key) for key, to in proposals.items() if base.treatments != (key,)),
         *planner.tried_unasked(base, proposals, alike),
     ]
-    return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))
+
+    def late(of: VariantPlan) -> bool:
+        return {Place.PLAN: of.name not in FASTEST, Place.OTHER_BF16: not of.compiled}.get(of.place, False)
+
+    return sorted(found, key=lambda each: (each.place, late(each)))

@@ -25,7 +25,7 @@ def estimated() -> Facts:
 QUESTIONS = {
     "compiled BF16 was left out": lambda: Of({**FP8, "bf16_compiled": Reason.NO_TIME_LEFT}).facts(),
     "compiled FP8 was left out": lambda: Of({**SLOW, "prescribed": Reason.NO_TIME_LEFT}, bases={}).facts(),
-    "the fastest recipe was left out": lambda: Of({**FP8, FASTEST: Reason.NO_TIME_LEFT}).facts(),
+    "the fastest recipe was left out": lambda: Of({**FP8, FASTEST[0]: Reason.NO_TIME_LEFT}).facts(),
     "noise": lambda: Of({**FP8, "as_is": around(90.0, spread=20.0)}).facts(),
     "the whole step": lambda: with_trial(recorded_job(), 37.1, 46.4),
     "an estimate that holds 1": estimated,
@@ -48,6 +48,14 @@ def test_a_recipe_without_a_time_is_open_where_it_may_win(tensorwise_ms: float, 
     said = diagnose(timed(facts, *arms, too_late("float8_rowwise_with_gw_hp"))).answer
     assert bool(said.open) is is_open
     assert said.compared.timed
+
+
+def test_a_plan_without_a_time_is_closed_by_its_fastest_recipe() -> None:
+    facts = replays.of("patients", "h200-rowwise_narrow").report.facts
+    arms = (ran("as_is", 120.0), ran("bf16", 150.0), too_late("prescribed", "compile-blocks"))
+    fastest = ran(FASTEST[0], 90.0, base="prescribed", treatments=(FASTEST[0],))
+    assert diagnose(timed(facts, *arms)).answer.open
+    assert not diagnose(timed(facts, *arms, fastest)).answer.open
 
 
 def test_a_decided_answer_has_none() -> None:

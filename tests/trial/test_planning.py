@@ -104,6 +104,18 @@ def test_checkpointing_that_memory_does_not_need_is_off_in_the_plan_and_its_bf16
             ) == planned
 
 
+def test_bf16_with_checkpointing_is_tried_in_fp8_without_it_and_with_a_fused_optimizer() -> None:
+    """A Helium, checkpointed in BF16: 321 ms, in FP8 202, without checkpointing 162 (H200)."""
+    model = llama(use_cache=False).bfloat16()
+    model.gradient_checkpointing_enable()
+    found = plans(job(model, optimizer=torch.optim.AdamW(model.parameters())))
+    fp8, bf16 = found["float8_tensorwise_without_checkpointing"], found["bf16_with_checkpointing-off"]
+    assert (bf16.base, bf16.treatments) == ("bf16_compiled", ("fused-optimizer", OFF))
+    assert fp8.treatments == (*bf16.treatments, "convert-tensorwise", "compile-blocks")
+    assert {fp8.place, bf16.place} == {Place.NO_CHECKPOINTING}
+    assert found["float8_tensorwise"].treatments[0] == "fused-optimizer"
+
+
 def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
     gpu = Gpu(name="a GPU", vendor="nvidia", compute_capability=compute_capability, visible=True)
     software = msgspec.structs.replace(facts.software, cuda=cuda)
@@ -156,9 +168,9 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
 def test_the_fastest_recipe_decides_where_it_is_on_top_of_the_plan() -> None:
     model = float8(Stacked().bfloat16(), "rowwise")
     cured = plans(job(model), "compile-blocks")
-    assert [name for name, plan in cured.items() if plan.place is Place.PLAN] == ["prescribed", FASTEST]
+    assert [name for name, plan in cured.items() if plan.place is Place.PLAN] == [FASTEST[0], "prescribed"]
     model.compile()
-    assert not plans(job(model))[FASTEST].place.decides  # changes another form of the step
+    assert not plans(job(model))[FASTEST[0]].place.decides  # changes another form of the step
 
 
 def test_own_blocks_around_layers_of_transformer_engine_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +186,7 @@ def test_own_blocks_around_layers_of_transformer_engine_are_compiled(monkeypatch
     with te.autocast():
         of.model(torch.ones(4, 32))
     found = plans(of)
+    assert found["compile-blocks"].place.decides
     assert {found[name].base for name in ("compile-blocks", "te-current")} == {"as_is", "compile-blocks"}
     assert found["te-current"].by_block
 
@@ -269,7 +282,9 @@ def test_one_graph_is_planned_if_the_host_is_expected_to_set_the_pace(
 ) -> None:
     """For it all is cut shallower, so not where the cost model knows nothing."""
     facts = read_saved(TESTS / folder / "recorded" / f"{recorded}.json.gz")[0]
-    planned = VariantPlanner(facts, job(Stacked().bfloat16())).whole(VariantPlan("as_is", as_it_is, fp8=True))
+    planned = VariantPlanner(facts, job(Stacked().bfloat16())).whole(
+        VariantPlan("as_is", as_it_is, fp8=True), {}
+    )
     assert [each.name for each in planned] == (["bf16_whole", "compile-model"] if expected else [])
     assert all(each.if_host_waits and each.place is Place.OTHER_BF16 for each in planned)
 
