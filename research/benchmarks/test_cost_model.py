@@ -74,6 +74,7 @@ def test_without_a_gpu_a_recorded_model_is_told_about_what_its_trial_measured(
     assert [row.patient for row in told if row.sign == "untold"] == []
     assert {row.patient for row in told if row.may_be_off > OFF + 1e-9} == {
         "job qwen2_3b_lora_checkpointing",
+        "job te_mmdit_current",
         "llama_8b_lora_r32",
         "llama_8b_lora_r8",
         "vit_large",
@@ -84,9 +85,9 @@ def test_without_a_gpu_a_recorded_model_is_told_about_what_its_trial_measured(
 def test_what_is_told_of_the_patients_held_out_is_near_in_the_mean(told: list[recorded_steps.Told]) -> None:
     held_out = [row for row in told if row.use == "held out"]
     errors = [abs(row.error) for row in held_out]
-    assert (len(errors), round(median(errors), 3), round(max(errors), 2)) == (42, 0.029, 0.32)
+    assert (len(errors), round(median(errors), 3), round(max(errors), 2)) == (44, 0.029, 0.32)
     for page in (COST_TABLES, TRIAL_PAGE):
-        said = [line for line in page.read_text("utf-8").splitlines() if "42" in line and "median" in line]
+        said = [line for line in page.read_text("utf-8").splitlines() if "44" in line and "median" in line]
         for number in (f"{median(errors):.1%}", f"{mean(errors):.1%}", f"{max(errors):.0%}"):
             assert any(number.replace("%", " %") in line for line in said), page
 

@@ -152,6 +152,18 @@ def without_checkpointing(model: nn.Module) -> nn.Module:
     return model
 
 
+def with_fused_optimizer(model: nn.Module) -> nn.Module:
+    """Let `adamw` be fused."""
+    model.fused_optimizer = True
+    return model
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """Build AdamW as most scripts do, which is not fused."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return torch.optim.AdamW(trained, lr=1e-5, fused=getattr(model, "fused_optimizer", None))
+
+
 def with_sdpa(model: nn.Module) -> nn.Module:
     """Switch transformers' attention to torch's."""
     model.set_attn_implementation("sdpa")
@@ -175,6 +187,7 @@ def changes(
         "compile-model": as_a_whole,
         "cuda-graphs": partial(by_block, lists=lists, mode="reduce-overhead"),
         "checkpointing-off": without_checkpointing,
+        "fused-optimizer": with_fused_optimizer,
         "attention-sdpa": with_sdpa,
         "cache-off": without_cache,
         "adapters-to-bf16": with_bf16_adapters,
