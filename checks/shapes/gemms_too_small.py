@@ -109,9 +109,7 @@ def adapters_converted(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     first = converted[0]
     code = "base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)"
     if first.stack == "torchao":
-        linears = facts.network.linears
-        kept = [each.name for each in linears if each.use != "training" or each.adapter == "adapter"]
-        code = kit.conversion.conversion(facts, beside=kept)
+        code = kit.conversion.conversion(facts)
     return kit.Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8"
         f"{kit.named(converted, len(adapters))}",

@@ -65,15 +65,13 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     found = of_batch or refused
     first, (rows, multiple) = next((each, refused[each.name]) for each in fp8 if each.name in found)
     multiple = max(of_batch.values(), default=multiple)
-    most, tokens = len(refused) > MOST * len(fp8) and workload.batch_size, workload.tokens
     return kit.Finding(
         title=f"{kit.plural(len(found), 'FP8 layer')} of {len(fp8)} cannot multiply {rows} rows, no multiple "
         f"of {multiple}: the step raises on a GPU",
-        explanation=f"In one forward, {first.name} multiplies {kit.plural(rows, 'row')} of the batch's "
-        + (f"{tokens} {'tokens' if workload.sequence_length else 'rows'}." if tokens else "samples."),
+        explanation=f"In one forward, {first.name} multiplies {kit.plural(rows, 'row')}.",
         evidence={"layers": len(found), "first": first.name, "rows": rows, "multiple": multiple},
         treatment=kit.padding.pad_batch(workload, multiple)
-        if of_batch or most
+        if of_batch or (not workload.tokens and workload.batch_size and len(refused) > MOST * len(fp8))
         else kit.keep_in_bf16([*found], facts),
         breaks="step_raises",
     )

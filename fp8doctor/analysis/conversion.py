@@ -43,7 +43,8 @@ def conversion(
     fp8 = [each for each in linears if each.get("use") == "training"]
     fp8 = [each for each in fp8 if each.name in out] or fp8
     if beside is None:
-        beside = if_recorded(lambda: [each.name for each in linears if may_be_taken(each)]) or ()
+        stays = (each for each in linears if each.get("adapter") == "adapter" or may_be_taken(each))
+        beside = if_recorded(lambda: [each.name for each in stays]) or ()
     names = [*before_wrapping(out, linears), *before_wrapping(beside, linears)]
     sets = names_in_python([*dict.fromkeys(names)])
     keep = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]

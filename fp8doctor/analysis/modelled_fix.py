@@ -24,11 +24,7 @@ class HostBound(NamedTuple):
 
 
 def modelled_host_bound(facts: Facts) -> HostBound | None:
-    """Model a step that is slower than BF16 because of its host, by more than the model's error.
-
-    None also for layers that no host of theirs launches, and for a batch that is not the user's, or whose
-    tokens are not one number.
-    """
+    """Model a step of a user's batch that its host makes slower than BF16, by more than the model's error."""
     fp8, tokens = facts.network.fp8, step_tokens(facts)
     if not (fp8 and tokens and all(stack_of(linear).own_kernels for linear in fp8) and is_given(facts)):
         return None

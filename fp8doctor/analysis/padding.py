@@ -61,18 +61,16 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
 
 def pad_batch(workload: Workload, multiple: int) -> Treatment:
     """Pad the batch: sequences in the collator, of a matrix its first dimension, of all else its samples."""
-    size = workload.batch_size or 1
-    now, length = workload.tokens or size, workload.sequence_length
-    what, padded = "rows", round_up(now, multiple)
-    line = f"x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % {multiple}))"
-    if length:
-        what, padded = "tokens", size * round_up(length, multiple)
+    size = round_up(workload.batch_size or 1, multiple)
+    what, line = (
+        "samples",
+        f"loader = DataLoader(..., batch_size={size}, drop_last=True)   # or torchao's pad_inner_dim=True",
+    )
+    if workload.sequence_length:
         collator = "DataCollatorWithPadding" if workload.tokens else "DataCollatorForSeq2Seq"  # labels too
-        line = f"collator = {collator}(tokenizer, pad_to_multiple_of={multiple})"
-    elif not workload.tokens:
-        what, line = "samples", f"loader = DataLoader(..., batch_size={padded}, drop_last=True)"
-    line += f"   # {now} to {padded} {what}" if workload.tokens or not length else ""
-    line += "; or torchao's Float8LinearConfig(pad_inner_dim=True)" if what == "samples" else ""
+        what, line = "tokens", f"collator = {collator}(tokenizer, pad_to_multiple_of={multiple})"
+    elif workload.tokens:
+        what, line = "rows", f"x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % {multiple}))"
     summary = f"pad the batch to a multiple of {multiple} {what}"
     return Treatment(name="pad-tokens", summary=summary, code=line, kind="sketch")
 

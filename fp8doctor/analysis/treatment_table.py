@@ -123,14 +123,13 @@ def _compiled(facts: Facts, treatment: Treatment) -> Facts:
     return with_linears_compiled(facts, yes=True)
 
 
-def _without_adapters(facts: Facts, treatment: Treatment) -> Facts:
-    """Take LoRA's matrices out of FP8, as lines that convert do."""
-    return in_bf16(facts, {each.name for each in facts.linears() if each.get("adapter") == "adapter"})
-
-
 def _kept_in_bf16(facts: Facts, treatment: Treatment) -> Facts:
-    """Take these layers out of FP8; a job that has no FP8 then is another one, with a fix of its own."""
-    kept = _without_adapters(in_bf16(facts, treatment.layers), treatment)
+    """Take these layers out of FP8, and LoRA's matrices, as all lines do that convert.
+
+    A job that has no FP8 then is another one, with a fix of its own.
+    """
+    adapters = (each.name for each in facts.linears() if each.get("adapter") == "adapter")
+    kept = in_bf16(facts, {*treatment.layers, *adapters})
     return kept if kept.network.fp8 else facts
 
 
@@ -173,7 +172,7 @@ _ALL = (
     _compiling(COMPILE_MODEL, "compiled whole"),
     _compiling(COMPILE_LAYERS, "layers compiled", "forms.compile_layers"),
     TreatmentRecord(STAY_IN_BF16, "", "forms.stay_in_bf16", "bf16"),
-    TreatmentRecord(BASE_FIRST, then=_without_adapters),
+    TreatmentRecord(BASE_FIRST, then=_kept_in_bf16),
     _of_both(
         ADAPTERS_TO_BF16,
         "BF16 adapters",

@@ -95,19 +95,15 @@ def _in_one_conversion(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
     at = next((at for at, step in enumerate(steps) if traits(step.treatment.name).compiles), len(steps))
     late = [step for step in steps[at:] if converts_layers(step.treatment.name)]
     steps = [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
-    own = [each.treatment for each in steps if each.treatment.name in (KEEP_IN_BF16, BASE_FIRST)]
-    recipes = [each.treatment for each in steps if changes_recipe(each.treatment.name)]
-    if len(own + recipes) < 2:
+    named = {step.treatment.name: step.treatment for step in steps}
+    made = [each for each in named if each in (KEEP_IN_BF16, BASE_FIRST) or changes_recipe(each)]
+    if len(made) < 2:
         return steps
-    kept = [name for each in own for name in each.layers]
-    words = [recipe_after(each.name) for each in recipes]
-    code = with_recipe(words[0], facts, kept) if words else conversion(facts, kept)
-    return [
-        replace(each, treatment=replace(each.treatment, code=code))
-        if each.treatment in own + recipes
-        else each
-        for each in steps
-    ]
+    out = [layer for name in made for layer in named[name].layers]
+    word = next((recipe_after(name) for name in made if changes_recipe(name)), "")
+    code = with_recipe(word, facts, out) if word else conversion(facts, out)
+    one = {name: replace(named[name], code=code) for name in made}
+    return [replace(each, treatment=one.get(each.treatment.name, each.treatment)) for each in steps]
 
 
 TRAINS_WRONGLY = ("environment", "numerics")

@@ -183,6 +183,8 @@ def test_experts_that_are_linears_and_get_odd_rows_are_left_in_bf16(look: Look) 
     facts = replace(look(float8(mixture(), "rowwise")), workload=workload)
     unseen = replaced(facts, "workload", rows={})
     assert outcome_of(ROWS, unseen) == "unknown", "a router decides them"
+    most = replaced(facts, "workload", batch_size=4, rows={f"experts.{i}": (8,) for i in range(4)})
+    assert fix_of(ROWS, most).name == "keep-in-bf16", "no batch aligns what a router decides"
     exec(fix_of(ROWS, facts).code, names)
     assert finding_of(ROWS, replace(look(names["model"]), workload=workload)) is None
 
