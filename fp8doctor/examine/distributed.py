@@ -25,7 +25,9 @@ def examine_distributed(tree: Tree) -> Distributed | None:
     """Describe process group and sharding; None if torch.distributed is off."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
-    sharded = {of.name: shards for of in tree.places if (shards := pieces(fsdp2_weight(of))) is not None}
+    sharded = {
+        place.name: shards for place in tree.places if (shards := pieces(fsdp2_weight(place))) is not None
+    }
     kind, at = wrapper(tree) or (None, None)
     groups = [amax_group(place.module) for place in tree.places]
     config = torch_private.config()

@@ -34,7 +34,9 @@ def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
             f"layers inside TorchScript are not read ({len(scripted)} modules, "
             f"first {scripted[0] or 'the model itself'})"
         )
-    return [(at, layer) for at in tree.places if not at.idle for layer in recognise(at.module, gaps)]
+    return [
+        (place, layer) for place in tree.places if not place.idle for layer in recognise(place.module, gaps)
+    ]
 
 
 def describe(

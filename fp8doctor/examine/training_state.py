@@ -222,7 +222,9 @@ def examine_optimizer(
     inside = {id(each) for of in (inner, *map(unwrapped, others)) for each in parameters_in(of)}
     if innermost(inner) is not inner:
         inside |= {id(each) for each in written_back(inner)}
-    shaped = [(name, of) for name, of in tree.parameters.values() if not is_a(of, nn.UninitializedParameter)]
+    shaped = [
+        (name, each) for name, each in tree.parameters.values() if not is_a(each, nn.UninitializedParameter)
+    ]
     trainable = [(name, id(each)) for name, each in shaped if each.requires_grad and whole_size(each)]
     left_out = [name for name, key in trainable if key not in inside]
     kind = class_name(type(inner))

@@ -258,7 +258,9 @@ def adapter_parts(module: nn.Module) -> dict[str, str]:
     low = {name: sides for name, sides in sized.items() if trains(children[name])}
     frozen = {name: sides for name, sides in sized.items() if name not in low}
     for base, (into, out) in frozen.items():
-        ranks = {r for at, r in low.values() if at == into} & {r for r, end in low.values() if end == out}
+        ranks = {r for start, r in low.values() if start == into} & {
+            r for r, end in low.values() if end == out
+        }
         pairs = {each for r in ranks if r * (into + out) < into * out for each in ((into, r), (r, out))}
         found |= {name: "adapter" for name, sides in low.items() if sides in pairs}
         if pairs or (found and base not in found):

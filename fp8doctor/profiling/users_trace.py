@@ -57,7 +57,9 @@ def traced_step(path: Path) -> TracedStep:
     worked = sorted({step for step in at if step is not None})
     events = chain.from_iterable(trace.host.values())
     compiled = Times(span(event) for event in events if event.name.endswith(_COMPILING))
-    calm = [at for at in worked if not compiled.within(*(steps[at] if marked_by else (edges[0], edges[1])))]
+    calm = [
+        step for step in worked if not compiled.within(*(steps[step] if marked_by else (edges[0], edges[1])))
+    ]
     counted = calm or worked
     length = [edges[step + 1] - edges[step] for step in counted]
     wanted, of, gaps = set(counted), len(counted), sweep(works)  # which also counts each work's own time

@@ -121,7 +121,9 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
     hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
     if original is job.model and hooks[0] == hooks[1]:  # neither a wrapper nor a hook casts its inputs
         plain = {linear.name for linear in facts.network.linears if linear.use == "none"}
-        products.fixed = {id(of._parameters.get("weight")) for name, of in layers.items() if name in plain}
+        products.fixed = {
+            id(each._parameters.get("weight")) for name, each in layers.items() if name in plain
+        }
     for number in range(MOST_FORWARDS):
         with on_calls(model.modules(), calls.enter, calls.leave), products:
             output = training_step(model, batch) if training_step else call(model, batch)

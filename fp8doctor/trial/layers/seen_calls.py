@@ -197,7 +197,9 @@ class CallsSeen:
         for block, kept in (kept_blocks or {}).items():
             seen.calls |= {_within(block, kept, name): call for name, call in calls.items()}
             of_block = {name: region for name, region in seen.regions.items() if name.startswith(block)}
-            seen.regions |= {name: of and _within(block, kept, of) for name, of in of_block.items()}
+            seen.regions |= {
+                name: region and _within(block, kept, region) for name, region in of_block.items()
+            }
         return seen
 
     def rows(self, layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:

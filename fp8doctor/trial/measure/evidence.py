@@ -229,7 +229,9 @@ def _few(reasons: Iterable[str]) -> tuple[str, ...]:
 def _break(reason: str) -> str:
     """Name a graph break and explain it, without the hints and the user's source."""
     lines = [line.strip() for line in reason.strip().splitlines()]
-    explained = next((line[13:] for line in lines if line.startswith("Explanation: ")), "")
+    explained = next(
+        (line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), ""
+    )
     return f"{lines[0]}: {explained}" if explained else lines[0] if lines else ""
 
 

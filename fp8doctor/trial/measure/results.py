@@ -133,7 +133,9 @@ def report(bench: Bench, enough_s: float | None) -> Trial:
     failed = {"trial.arms.breakdown": "; ".join(dict.fromkeys(bench.failures))} if bench.failures else {}
     trial = bench.run.trial(
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
-        arms=tuple(_arm(plan, of, samples) for of in bench.attempts if of.plan.name != ArmName.SELF_CHECK),
+        arms=tuple(
+            _arm(plan, each, samples) for each in bench.attempts if each.plan.name != ArmName.SELF_CHECK
+        ),
         self_check_ratio=_self_check(bench.attempts, samples),
         health=bench.observer.health(),
         host=bench.observer.host(),

@@ -103,7 +103,9 @@ class Guard:
         """Name the kinds of tensors that were written to since ``before``, the `sums` at the beginning."""
         now = self.sums()
         parts = self._parts
-        return sorted({of.kind for of in parts if of.written or before[of.storage] != now[of.storage]})
+        return sorted(
+            {each.kind for each in parts if each.written or before[each.storage] != now[each.storage]}
+        )
 
     @contextmanager
     def standing(self) -> Iterator[None]:

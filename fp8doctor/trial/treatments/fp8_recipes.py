@@ -80,9 +80,13 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
     if not any(linear.stack == STACK for linear in context.facts.network.linears):
         raise NotTried("the model holds no layer of Transformer Engine")
     opened = autocast()
+
+    def opened_again() -> AbstractContextManager[Any]:
+        return nullcontext() if autocast_is_open() else opened(enabled=True)
+
     for module in variant.model.modules():
         if transformer_engine.recognise(module, {}):
-            within(module, lambda: nullcontext() if autocast_is_open() else opened(enabled=True))
+            within(module, opened_again)
 
     @contextmanager
     def around() -> Iterator[None]:
