@@ -161,13 +161,13 @@ class TrialView:
             return None
         shared = that_help_bf16_too(fp8.changes)
         shared -= {*best.arm.get("treatments", ())}  # an autocast that every BF16 has
-        alike = (each for each in self.trial.arms if shared and is_in_bf16(each.get("name", "")))
-        planned = next((each for each in alike if changes_in_bf16(each) == shared), None)
-        if planned is None:
-            return None if shared else best
-        if planned.tried:
-            return min(self.timed[planned.name], best, key=_ms)
-        return best if why_of(planned) is Reason.DOES_NOT_FIT else None
+        if not shared:
+            return best
+        in_bf16 = (each for each in self.trial.arms if is_in_bf16(each.get("name", "")))
+        alike = [each for each in in_bf16 if changes_in_bf16(each) == shared]
+        if timed := [self.timed[each.name] for each in alike if each.tried]:
+            return min(*timed, best, key=_ms)
+        return best if any(why_of(each) is Reason.DOES_NOT_FIT for each in alike) else None
 
     @known
     def end(self) -> Variant | None:
