@@ -25,7 +25,7 @@ model = shard(float8(all_gather=False))
 def test_accelerate_on_one_gpu_and_one_real_process() -> None:
     finding = found_by(FLAG, facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO"))
     assert (finding.severity, finding.evidence["wrapped"]) == ("warning", 2)
-    name, _, value = finding.treatment.code.removeprefix("export ").partition("=")
+    name, _, value = finding.treatment.code.removeprefix("export ").split()[0].partition("=")
     facts = facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO", **{name: value})
     assert outcome_of(FLAG, facts) == "not_applicable"
     facts = facts_of(GLOO)

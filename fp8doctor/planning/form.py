@@ -234,8 +234,7 @@ class Form(Struct, frozen=True):
             if options.checkpointing == "full" and options.accumulate == 1:
                 copies /= share.blocks  # cast again with each block; several micro-batches keep them
         gradients, optimizer = bytes_of.gradient * trained / GIB, bytes_of.state * states / GIB
-        held = Peak(2.0 * weights / GIB, gradients, optimizer, copies / GIB, self._kept() / GIB)
-        return held._replace(accumulates=options.accumulate > 1)
+        return Peak(2.0 * weights / GIB, gradients, optimizer, copies / GIB, self._kept() / GIB)
 
     def _kept(self) -> float:
         """Add up the bytes that the forward keeps for the backward, of all micro-batches in flight.
