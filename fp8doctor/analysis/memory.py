@@ -56,15 +56,20 @@ class Peak(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
     @property
+    def new_gradients(self) -> float:
+        """Those that take the place of activations: none of a micro-batch that adds to others."""
+        return 0.0 if self.accumulates else self.gradients
+
+    @property
     def fixed(self) -> float:
         """The part that does not grow with the batch, next to activations."""
         held = self.weights + self.optimizer + self.fp8_copies + self.dequantized
-        return held + self.gradients * self.accumulates
+        return held + self.gradients if self.accumulates else held
 
     @property
     def gib(self) -> float:
         """Add up: gradients take the place of activations. A lower bound if those are unknown."""
-        return self.fixed + max(self.gradients * (not self.accumulates), self.activations or 0.0)
+        return self.fixed + max(self.new_gradients, self.activations or 0.0)
 
     @property
     def least_gib(self) -> float:
@@ -77,8 +82,7 @@ class Peak(NamedTuple):
         room = USABLE * whole_gib - self.fixed
         if not self.activations or not batch:
             return None
-        fits = room >= self.gradients * (not self.accumulates)
-        return math.floor(batch * room / self.activations) if fits else 0
+        return math.floor(batch * room / self.activations) if room >= self.new_gradients else 0
 
 
 def estimated_peak(facts: Facts) -> Peak | None:
@@ -233,8 +237,8 @@ def memory_row(facts: Facts) -> str:
         "weights and optimizer": peak.weights + peak.optimizer,
         "FP8 copies": peak.fp8_copies,
         "dequantized weights": peak.dequantized,
-        "gradients": peak.gradients * (peak.accumulates or peak.gradients > kept),
-        "activations": kept * (peak.accumulates or peak.gradients <= kept),
+        "gradients": peak.gradients if peak.accumulates or peak.gradients > kept else 0.0,
+        "activations": kept if kept >= peak.new_gradients else 0.0,
     }
     unknown = ["activations unknown"] if peak.activations is None else []
     told = ", ".join((*(_shown(parts) if peak.gib >= 1.0 else ()), *unknown, "estimated"))

@@ -62,10 +62,8 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
 def pad_batch(workload: Workload, multiple: int) -> Treatment:
     """Pad the batch: sequences in the collator, of a matrix its first dimension, of all else its samples."""
     size = round_up(workload.batch_size or 1, multiple)
-    what, line = (
-        "samples",
-        f"loader = DataLoader(..., batch_size={size}, drop_last=True)   # or torchao's pad_inner_dim=True",
-    )
+    what = "samples"
+    line = f"loader = DataLoader(..., batch_size={size}, drop_last=True)   # or torchao's pad_inner_dim=True"
     if workload.sequence_length:
         collator = "DataCollatorWithPadding" if workload.tokens else "DataCollatorForSeq2Seq"  # labels too
         what, line = "tokens", f"collator = {collator}(tokenizer, pad_to_multiple_of={multiple})"

@@ -319,11 +319,12 @@ class TrialView:
     @known
     def late_first(self) -> Arm | None:
         """The first variant without a time that comes before all fixes, or a recipe that may win."""
-        convert = [each.name for each in self.trial.arms if is_conversion(each.name)]
-        names = [ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *convert[:1], ArmName.BF16_COMPILED, *FASTEST]
+        converted = [each.name for each in self.trial.arms if is_conversion(each.name)]
+        names = [ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *converted[:1], ArmName.BF16_COMPILED]
+        names += FASTEST
         fp8, bf16 = self.fp8, self.fair_bf16(self.fp8)
         if fp8 and bf16 and 1 / RECIPES_APART < self.speed(fp8, bf16).value < 1 + EVEN:
-            names += convert
+            names += converted
         return next((self.late[name] for name in names if name in self.late), None)
 
     @known

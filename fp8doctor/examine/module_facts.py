@@ -228,13 +228,7 @@ def examine_attention(tree: Tree) -> tuple[Attention, ...]:
             isinstance(implementation, str)
             and PRETRAINED in place.lineage
             and id(config) not in found
-            and any(  # an attention below has this configuration, or none
-                "Attention" in type(below).__name__
-                and not is_a(below, nn.MultiheadAttention)
-                and state_of(below).get("config", config) is config
-                for _, below in modules_of(module)
-                if below is not module
-            )
+            and is_followed(place, config)
         ):
             has_sdpa = read_class(kind, "_supports_sdpa")
             found[id(config)] = Attention(
@@ -247,6 +241,17 @@ def examine_attention(tree: Tree) -> tuple[Attention, ...]:
             found[id(kind)] = Attention(implementation="sdpa", has_sdpa=True, needs_eager=None, **known)
         asked.add(kind)
     return tuple(found.values())
+
+
+def is_followed(place: Place, config: Any) -> bool:
+    """Tell if an attention module below has this configuration, or none."""
+    return any(
+        "Attention" in type(module).__name__
+        and not is_a(module, nn.MultiheadAttention)
+        and state_of(module).get("config", config) is config
+        for _, module in modules_of(place.module)
+        if module is not place.module
+    )
 
 
 def needs_eager(config: Any) -> str | None:
